@@ -1,0 +1,43 @@
+"""Durations as people and Go write them: `90s`, `1m30s`, `1.5h`, `250ms`."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d)")
+
+LONGEST_SECONDS = 100 * 365 * 86400.0
+"""A hundred years; anything longer is a mistake and would overflow a date."""
+
+
+def parse_duration(text: str) -> float:
+    """
+    Read a duration as seconds.
+
+    The grammar is that of Go's `time.ParseDuration`, with `d` for days and without a
+    sign: numbers with units, joined. A bare `0` needs no unit.
+
+    Raises ValueError with a sentence for people.
+    """
+    if text == "0":
+        return 0.0
+    seconds, end = 0.0, 0
+    for part in _PART.finditer(text):
+        if part.start() != end:
+            break
+        seconds += float(part[1]) * _UNITS[part[2]]
+        end = part.end()
+    if not text or len(text) > 100 or end != len(text):
+        raise ValueError(f"{text[:50]!r} is not a duration; write numbers with units, such as 90s, 1m30s or 250ms")
+    if seconds > LONGEST_SECONDS:
+        raise ValueError(f"{text[:50]!r} is longer than a hundred years")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Write *seconds* so that `parse_duration` reads the same number back."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds and seconds % size == 0:
+            return f"{int(seconds // size)}{unit}"
+    return f"{seconds:g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:g}ms"

@@ -1,0 +1,159 @@
+"""The closed set of ways an attempt ends, and what each makes of its job."""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from uuid import UUID
+
+import msgspec
+
+from fencepost.domain.backoff import Backoff
+from fencepost.domain.job import Lease, Status
+from fencepost.domain.text import clean_text
+from fencepost.errors import Permanent, Retry
+
+MESSAGE_CHARACTERS = 4_000
+TRACEBACK_CHARACTERS = 16_000
+DELAY_CEILING_SECONDS = 24 * 3600.0
+"""The longest a handler's own `Retry(after=…)` is believed."""
+
+
+class Ending(enum.StrEnum):
+    """How an attempt ended; also the `outcome` in logs and metrics."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """The handler raised; may be tried again."""
+    TIMED_OUT = "timed_out"
+    PERMANENT = "permanent"
+    """It can't ever succeed."""
+    CANCELLED = "cancelled"
+    RELEASED = "released"
+    """Interrupted by a shutdown; the attempt is given back."""
+    LOST = "lost"
+    """The lease went to someone else; there is nothing to write."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one attempt, under its lease token: what the settlement writes."""
+
+    id: UUID
+    queue_id: int
+    token: int
+    ending: Ending
+    status: Status
+    """Where the job goes."""
+    delay_seconds: float = 0.0
+    """How long it waits, when it goes back to pending."""
+    result: bytes | None = None
+    """JSON text."""
+    error_type: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+
+
+def succeeded(lease: Lease, result: bytes | None) -> Outcome:
+    """The handler returned."""
+    return Outcome(
+        id=lease.id,
+        queue_id=lease.queue_id,
+        token=lease.token,
+        ending=Ending.SUCCEEDED,
+        status=Status.COMPLETED,
+        result=result,
+    )
+
+
+def released(lease: Lease) -> Outcome:
+    """A shutdown came first: back to pending, due now, with the attempt given back."""
+    return Outcome(
+        id=lease.id,
+        queue_id=lease.queue_id,
+        token=lease.token,
+        ending=Ending.RELEASED,
+        status=Status.PENDING,
+        error_type="Released",
+        error="interrupted by a shutdown of its worker; the attempt was given back",
+    )
+
+
+def cancelled(lease: Lease) -> Outcome:
+    """Somebody asked for the job to stop, and it did."""
+    return Outcome(
+        id=lease.id,
+        queue_id=lease.queue_id,
+        token=lease.token,
+        ending=Ending.CANCELLED,
+        status=Status.CANCELLED,
+        error_type="Cancelled",
+        error="cancelled on request while it was running",
+    )
+
+
+def timed_out(lease: Lease, seconds: float, backoff: Backoff) -> Outcome:
+    """The attempt took too long."""
+    message = f"the attempt exceeded its timeout of {seconds:g} seconds"
+    return _retryable(lease, Ending.TIMED_OUT, backoff.delay(lease.attempt), ("Timeout", message, None))
+
+
+def permanent(lease: Lease, error_type: str, message: str) -> Outcome:
+    """No attempt can succeed: the type is unknown here, or the payload doesn't fit it."""
+    return _ended(lease, Ending.PERMANENT, Status.FAILED, (error_type, clean_text(message, MESSAGE_CHARACTERS), None))
+
+
+def failed(lease: Lease, error: BaseException, backoff: Backoff) -> Outcome:
+    """The handler raised *error*. What can't be printed of it is replaced, never raised."""
+    described = describe(error)
+    if isinstance(error, Permanent):
+        return _ended(lease, Ending.PERMANENT, Status.FAILED, described)
+    delay = backoff.delay(lease.attempt)
+    if isinstance(error, Retry) and error.after is not None:
+        delay = max(delay, min(error.after, DELAY_CEILING_SECONDS))
+    return _retryable(lease, Ending.FAILED, delay, described)
+
+
+def describe(error: BaseException) -> tuple[str, str, str | None]:
+    """
+    Put an exception into words that can be stored: its type, its message, its trace.
+
+    Bounded, free of what PostgreSQL can't hold, and safe for exceptions whose own
+    `__str__` raises. Keeps no reference to the exception's frames.
+    """
+    name = type(error).__name__
+    try:
+        message = str(error)
+    except BaseException:  # noqa: BLE001 - an exception that can't be printed must still be recorded
+        message = "(the exception's own text could not be made)"
+    try:
+        trace = "".join(traceback.format_exception(error, limit=-20, chain=True))
+    except BaseException:  # noqa: BLE001 - the same
+        trace = None
+    return (
+        clean_text(name, 200),
+        clean_text(message, MESSAGE_CHARACTERS) or name,
+        None if trace is None else clean_text(trace, TRACEBACK_CHARACTERS, keep_end=True),
+    )
+
+
+def _retryable(lease: Lease, ending: Ending, delay: float, described: tuple[str, str, str | None]) -> Outcome:
+    if lease.attempt >= lease.max_attempts:
+        return _ended(lease, ending, Status.DEAD_LETTER, described)
+    return _ended(lease, ending, Status.PENDING, described, delay=delay)
+
+
+def _ended(
+    lease: Lease, ending: Ending, status: Status, described: tuple[str, str, str | None], *, delay: float = 0.0
+) -> Outcome:
+    error_type, message, trace = described
+    return Outcome(
+        id=lease.id,
+        queue_id=lease.queue_id,
+        token=lease.token,
+        ending=ending,
+        status=status,
+        delay_seconds=delay,
+        error_type=error_type,
+        error=message,
+        traceback=trace,
+    )

@@ -1,0 +1,154 @@
+"""
+Everything fencepost raises on purpose.
+
+    FencepostError
+    ├── InvalidJob            a job, or a filter, that can never be accepted
+    ├── JobNotFound           no job has this id
+    ├── QueueNotFound         no queue has this name
+    ├── KeyConflict           an idempotency key was used again for something else
+    ├── WrongStatus           the job's status doesn't allow this
+    ├── LeaseLost             the attempt no longer owns its job
+    ├── InvalidSettings       a setting that can't work
+    ├── SchemaMismatch        the database's schema isn't the one this version needs
+    ├── EmbeddedError         the private PostgreSQL can't be started
+    └── DatabaseUnavailable   the database can't be reached; try again later
+
+    Permanent, Retry          what a handler raises to say how its attempt ends
+
+Each class knows its HTTP status, its stable code and its exit code, so that no
+second table repeats them. A message says what is wrong and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class FencepostError(Exception):
+    """The root of fencepost's exceptions."""
+
+    code = "internal"
+    """The stable machine-readable name, sent as `X-Error-Code`."""
+    http_status = 500
+    exit_code = 1
+
+
+class InvalidJob(FencepostError):
+    """
+    The request can't be accepted, now or later.
+
+    `field` names what is wrong (`payload`, `run_at`, …), or is None when the whole
+    body is; `index` is the job's place in a bulk request.
+    """
+
+    code = "invalid_request"
+    http_status = 400
+    exit_code = 2
+
+    def __init__(self, message: str, *, field: str | None = None, index: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.index = index
+
+    def __str__(self) -> str:
+        where = "" if self.index is None else f"jobs[{self.index}]: "
+        return where + (self.message if self.field is None else f"{self.field}: {self.message}")
+
+    def at(self, index: int) -> InvalidJob:
+        """The same error, for the job at *index* of a bulk request."""
+        return InvalidJob(self.message, field=self.field, index=index)
+
+
+class JobNotFound(FencepostError):
+    """No job has this id. It was never enqueued, or its retention has passed."""
+
+    code = "job_not_found"
+    http_status = 404
+    exit_code = 3
+
+
+class QueueNotFound(FencepostError):
+    """No queue has this name. Queues exist from their first job on."""
+
+    code = "queue_not_found"
+    http_status = 404
+    exit_code = 3
+
+
+class KeyConflict(FencepostError):
+    """This idempotency key already made another job: use a new key for a new request."""
+
+    code = "idempotency_key_reused"
+    http_status = 409
+    exit_code = 4
+
+
+class WrongStatus(FencepostError):
+    """The job's status doesn't allow this, so nothing was changed."""
+
+    code = "wrong_status"
+    http_status = 409
+    exit_code = 4
+
+
+class LeaseLost(FencepostError):
+    """
+    This attempt no longer owns the job, so nothing was recorded.
+
+    Its lease ran out, or the job was cancelled, and the job may be someone else's
+    by now. What the handler did has happened. Stop working on it; don't try again.
+    """
+
+    code = "lease_lost"
+    http_status = 409
+    exit_code = 4
+
+
+class InvalidSettings(FencepostError):
+    """A setting can't work; the message names it and what is allowed."""
+
+    code = "invalid_settings"
+    exit_code = 2
+
+
+class SchemaMismatch(FencepostError):
+    """The database's schema isn't one that this version of fencepost can work with."""
+
+    code = "schema_mismatch"
+    http_status = 503
+    exit_code = 4
+
+
+class EmbeddedError(FencepostError):
+    """The private PostgreSQL can't be started; the message says why and what to do."""
+
+    code = "embedded_database"
+    exit_code = 6
+
+
+class DatabaseUnavailable(FencepostError):
+    """The database can't be reached, or is too busy to answer in time. Trying again later is safe."""
+
+    code = "database_unavailable"
+    http_status = 503
+    exit_code = 6
+
+
+class Permanent(FencepostError):
+    """Raised by a handler: this job can never succeed, so it ends `failed` without a retry."""
+
+    code = "permanent"
+
+
+class Retry(FencepostError):
+    """
+    Raised by a handler: this attempt failed and another should come later.
+
+    Any other exception says the same; this one may also say when: not before *after*
+    seconds have passed. It counts as an attempt.
+    """
+
+    code = "retry"
+
+    def __init__(self, message: str, *, after: float | None = None) -> None:
+        super().__init__(message)
+        self.after = after

@@ -1,0 +1,1 @@
+"""The only place that knows PostgreSQL. Statements are in `sql/`, the schema in `migrations/`."""

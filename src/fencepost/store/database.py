@@ -1,0 +1,210 @@
+"""
+The seam to the driver.
+
+Everything that knows asyncpg is here (and in `listener.py`): the pool, the sessions'
+settings, JSON passing through as bytes, and the translation of the driver's errors
+into two kinds: the database isn't available (`DatabaseUnavailable`, worth another try),
+or the statement is wrong (left as it is; that's a bug, or input nobody checked).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol
+
+import asyncpg
+
+from fencepost.errors import DatabaseUnavailable
+from fencepost.store import statements
+
+Row = Mapping[str, Any]
+
+ACQUIRE_SECONDS = 5.0
+"""Longest wait for a free connection; after that the caller is told, rather than queued for ever."""
+STATEMENT_SECONDS = 30.0
+
+_SESSION = {
+    # Ours whatever the role's or the database's defaults are.
+    "search_path": "pg_catalog",
+    "timezone": "UTC",
+    "statement_timeout": f"{STATEMENT_SECONDS:g}s",
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "10s",
+    "idle_session_timeout": "0",
+    "default_transaction_isolation": "read committed",
+    "jit": "off",
+}
+
+HOT_SESSION = {
+    # The hot tables look empty to ANALYZE and are full of dead rows: only index scans driven by the
+    # parameters stay fast there, and planning each call afresh costs more than running it.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_bitmapscan": "off",
+}
+"""What a worker's sessions add."""
+
+_UNAVAILABLE = (
+    OSError,
+    asyncio.TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.InvalidTransactionStateError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.exceptions.TargetServerAttributeNotMatched,
+    asyncpg.exceptions.InternalClientError,
+    asyncpg.exceptions.PostgresSystemError,
+)
+
+DataError = asyncpg.DataError
+"""A value that PostgreSQL can't hold."""
+
+
+class Querier(Protocol):
+    """What runs a statement: the pool, or one transaction of it."""
+
+    async def fetch(self, name: str, /, **values: object) -> list[Row]:
+        """Run `sql/<name>.sql` and return its rows."""
+        ...
+
+
+class _Connection(asyncpg.Connection):
+    def get_reset_query(self) -> str:
+        # The sessions' settings are start-up parameters, so there is nothing to reset and a round trip to save.
+        return ""
+
+
+class _Session:
+    def __init__(self, connection: Any, schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+
+    async def fetch(self, name: str, /, **values: object) -> list[Row]:
+        statement = statements.load(name, self._schema)
+        rows: list[Row] = await self._connection.fetch(statement.text, *statement.arguments(values))
+        return rows
+
+
+class Database:
+    """
+    A pool of connections to one PostgreSQL, for one event loop.
+
+    Every method raises DatabaseUnavailable when the server can't be reached, answers
+    too late, refuses writes or asks for another try. The pool mends itself: a broken
+    connection is dropped and a new one made when it is needed.
+    """
+
+    def __init__(
+        self, dsn: str, *, schema: str = "fencepost", connections: int = 10, session: Mapping[str, str] | None = None
+    ) -> None:
+        self.dsn = dsn
+        self.schema = schema
+        statements.quote_schema(schema)
+        self._connections = connections
+        self._settings = {**_SESSION, **(session or {})}
+        self._pool: Any = None
+
+    @property
+    def channel(self) -> str:
+        """The notification channel of this schema: two schemas of one database never hear each other."""
+        return f"fencepost:{self.schema}"
+
+    async def open(self) -> None:
+        """Connect once, to see that it works. Raises DatabaseUnavailable."""
+        with translated():
+            self._pool = await asyncpg.create_pool(
+                self.dsn,
+                min_size=1,
+                max_size=self._connections,
+                connection_class=_Connection,
+                max_inactive_connection_lifetime=300,
+                **self.connect_options(),
+            )
+
+    def connect_options(self) -> dict[str, Any]:
+        """What every connection of ours is made with."""
+        return {
+            "server_settings": {"application_name": "fencepost", **self._settings},
+            "timeout": 5.0,
+            "command_timeout": STATEMENT_SECONDS + 5,
+            "init": _pass_json_through,
+            "target_session_attrs": "read-write",
+        }
+
+    async def close(self) -> None:
+        """Close every connection; waits a moment for those in use, then cuts them. Safe to call twice."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        try:
+            await asyncio.wait_for(pool.close(), 5)
+        except (TimeoutError, *_UNAVAILABLE):
+            pool.terminate()
+
+    async def fetch(self, name: str, /, **values: object) -> list[Row]:
+        """Run one statement in a transaction of its own and return its rows."""
+        async with self._acquire() as connection:
+            return await _Session(connection, self.schema).fetch(name, **values)
+
+    @asynccontextmanager
+    async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Querier]:
+        """Several statements in one transaction; with *snapshot*, all reading the same state."""
+        options = {"isolation": "repeatable_read", "readonly": True} if snapshot else {}
+        async with self._acquire() as connection, connection.transaction(**options):
+            yield _Session(connection, self.schema)
+
+    async def execute(self, sql: str) -> None:
+        """Run SQL text of ours that isn't a hot statement: `select 1`, a migration's step in tests."""
+        async with self._acquire() as connection:
+            await connection.execute(sql)
+
+    async def ping(self) -> None:
+        """Ask the server for a sign of life, within two seconds. Raises DatabaseUnavailable."""
+        with translated():
+            async with asyncio.timeout(2):
+                await self.execute("select 1")
+
+    @asynccontextmanager
+    async def _acquire(self) -> AsyncIterator[Any]:
+        with translated():
+            if self._pool is None:
+                raise asyncpg.InterfaceError("the pool is not open")
+            async with self._pool.acquire(timeout=ACQUIRE_SECONDS) as connection:
+                try:
+                    yield connection
+                except asyncpg.ReadOnlySQLTransactionError:
+                    # Still connected to a server that was demoted: look for the one that takes writes.
+                    connection.terminate()
+                    raise
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn the driver's errors that mean "not now" into DatabaseUnavailable."""
+    try:
+        yield
+    except _UNAVAILABLE as error:
+        text = str(error).strip().splitlines()
+        reason = text[0] if text else type(error).__name__
+        raise DatabaseUnavailable(f"the database is not available: {reason}") from error
+
+
+async def _pass_json_through(connection: Any) -> None:
+    """Payloads and results stay bytes: they are decoded once, by whom they are for."""
+    await connection.set_type_codec(
+        "jsonb",
+        schema="pg_catalog",
+        encoder=lambda raw: b"\x01" + raw,
+        decoder=lambda raw: bytes(raw[1:]),
+        format="binary",
+    )

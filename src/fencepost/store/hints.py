@@ -1,0 +1,86 @@
+"""
+Wake-ups between processes: few, small, and never needed.
+
+A notification is a hint that a worker may look sooner than its poll would. PostgreSQL
+serialises the commits of all transactions that notify, so one a job would put every
+producer in line. Instead the first enqueue after a quiet moment carries a hint, and
+the ones that follow within `QUIET_SECONDS` share a single trailing one.
+
+Payloads: `due 3,17` (queues with something to claim) and `cancel 3 <job id>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from uuid import UUID
+
+from fencepost.errors import DatabaseUnavailable
+from fencepost.store.database import Database
+
+Hint = str | None
+
+QUIET_SECONDS = 0.02
+"""The least time between two hints for one queue; so also the most that a hint can be late."""
+_MOST_QUEUES = 500
+"""Queue ids a hint may carry: a payload has to stay under 8,000 bytes."""
+
+
+class Hints:
+    """Decides when a hint is sent, for the producers of one event loop."""
+
+    def __init__(
+        self, database: Database, *, local: Callable[[Iterable[int]], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._local = local or (lambda queue_ids: None)
+        self._clock = clock
+        self._sent_at: dict[int, float] = {}
+        self._owed: set[int] = set()
+        self._trailing: asyncio.Task[None] | None = None
+
+    def offer(self, queue_ids: set[int]) -> Hint:
+        """The hint to send along with a commit that makes jobs due in these queues; None when one is too recent."""
+        now = self._clock()
+        due = {queue_id for queue_id in queue_ids if now - self._sent_at.get(queue_id, -1.0) >= QUIET_SECONDS}
+        self._owed |= queue_ids - due
+        return self.immediate(due) if due else None
+
+    def immediate(self, queue_ids: set[int]) -> Hint:
+        """A hint for these queues, whatever was sent before."""
+        now = self._clock()
+        self._sent_at.update(dict.fromkeys(queue_ids, now))
+        return "due " + ",".join(map(str, sorted(queue_ids)[:_MOST_QUEUES]))
+
+    def cancellation(self, queue_id: int, job_id: UUID) -> Hint:
+        """A hint that somebody wants a running job to stop."""
+        return f"cancel {queue_id} {job_id}"
+
+    def committed(self, queue_ids: Iterable[int]) -> None:
+        """The jobs are visible: wake this process's own workers, and pay the hints that are owed a little later."""
+        self._local(queue_ids)
+        if self._owed and (self._trailing is None or self._trailing.done()):
+            self._trailing = asyncio.get_running_loop().create_task(self._pay(), name="fencepost-hints")
+
+    async def close(self) -> None:
+        """Send what is owed now."""
+        if self._trailing is not None:
+            self._trailing.cancel()
+            await asyncio.wait([self._trailing])
+        if self._owed:
+            await self._send()
+
+    async def _pay(self) -> None:
+        while self._owed:
+            await asyncio.sleep(QUIET_SECONDS)
+            await self._send()
+
+    async def _send(self) -> None:
+        owed, self._owed = self._owed, set()
+        try:
+            await self._database.fetch("notify", channel=self._database.channel, hint=self.immediate(owed))
+        except DatabaseUnavailable:
+            # The workers' poll finds the jobs.
+            return

@@ -1,0 +1,200 @@
+"""
+Move jobs through their life in PostgreSQL.
+
+Every function that changes a job is one statement and one round trip. It repeats, in
+the statement, where it believes the job to be and (for a worker) under which lease
+token; when the database disagrees nothing is written and the caller is told. That is
+the whole protection against a worker that was given up for dead and wasn't.
+
+Statements are in `store/sql/`. Read the one you call: its head names the index and
+the locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from fencepost.domain.job import Attempt, Job, NewJob, Status
+from fencepost.errors import JobNotFound, KeyConflict, WrongStatus
+from fencepost.store.database import Database, Querier, Row
+from fencepost.store.hints import Hint, Hints
+from fencepost.store.queues import Queues
+
+RACE_ROUNDS = 5
+"""How often an operation by id looks again when the job was just moving."""
+
+
+class Enqueued(msgspec.Struct, frozen=True):
+    """What became of one job of an enqueue."""
+
+    id: UUID
+    replayed: bool
+    """True when its idempotency key had made this job before."""
+    created_at: Any = None
+    run_at: Any = None
+
+
+class Jobs:
+    """The jobs of one schema, as producers and operators use them."""
+
+    def __init__(self, database: Database, queues: Queues, hints: Hints) -> None:
+        self._database = database
+        self._queues = queues
+        self._hints = hints
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """
+        Store *jobs*, all or none, and wake workers when they are committed.
+
+        A job whose idempotency key made the same request's job before is not stored
+        again: its entry names that job. Answers come in the order of *jobs*.
+
+        Raises KeyConflict when a key was used for another request (then nothing at all
+        is stored) and DatabaseUnavailable when it isn't known whether they were stored:
+        the same call again is safe for jobs with a key.
+        """
+        queue_ids = [await self._queues.ensure(job.queue, job.priority) for job in jobs]
+        records = [_record(job, queue_id) for job, queue_id in zip(jobs, queue_ids, strict=True)]
+        for _ in range(RACE_ROUNDS):
+            answers = await self._enqueue_once(records, set(queue_ids))
+            if answers is not None:
+                return answers
+        raise KeyConflict("the job of this idempotency key is being removed right now; try again")
+
+    async def _enqueue_once(self, records: list[dict[str, object]], queue_ids: set[int]) -> list[Enqueued] | None:
+        """One try; None when a key's job vanished between the statements."""
+        hint = self._hints.offer(queue_ids)
+        if not any(record["idempotency_key"] for record in records):
+            rows = await self._insert(self._database, records, hint)
+            stored = {row["id"]: row for row in rows}
+            answers = [_enqueued(stored[record["id"]]) for record in records]
+        else:
+            # A conflict must undo the rest of the request, so the look at the keys is in the same transaction.
+            async with self._database.transaction() as session:
+                stored = {row["id"]: row for row in await self._insert(session, records, hint)}
+                found = [
+                    _enqueued(stored[record["id"]]) if record["id"] in stored else await self._replay(session, record)
+                    for record in records
+                ]
+                if None in found:
+                    return None
+                answers = [answer for answer in found if answer is not None]
+        self._hints.committed(queue_ids)
+        return answers
+
+    async def _insert(self, session: Querier, records: list[dict[str, object]], hint: Hint) -> list[Row]:
+        return await session.fetch(
+            "enqueue", jobs=msgspec.json.encode(records), channel=self._database.channel, hint=hint
+        )
+
+    async def _replay(self, session: Querier, record: dict[str, object]) -> Enqueued | None:
+        rows = await session.fetch("replay", job=msgspec.json.encode(record))
+        if not rows or rows[0]["job_gone"]:
+            return None
+        if not rows[0]["same"]:
+            raise KeyConflict(
+                f"the idempotency key {record['idempotency_key']!r} already made job {rows[0]['id']} from another "
+                "request; use a new key for a new request"
+            )
+        return Enqueued(id=rows[0]["id"], replayed=True)
+
+    async def get(self, job_id: UUID) -> Job:
+        """Read a job as it is now. Raises JobNotFound."""
+        rows = await self._database.fetch("read_jobs", ids=[job_id])
+        if not rows:
+            raise _not_found(job_id)
+        return job_of_row(rows[0])
+
+    async def attempts(self, job_id: UUID) -> list[Attempt]:
+        """The attempts at a job that didn't succeed, the latest first; at most 200."""
+        queue_id = await self._queue_of(job_id)
+        rows = await self._database.fetch("read_attempts", id=job_id, queue_id=queue_id)
+        return [Attempt(**dict(row)) for row in rows]
+
+    async def cancel(self, job_id: UUID) -> Status:
+        """
+        Stop a job: `cancelled` when it was pending, `processing` when its worker was asked to stop.
+
+        A job that is asked to stop while it runs never runs again, but may still complete
+        or fail by itself first.
+
+        Raises JobNotFound, and WrongStatus when it has ended already.
+        """
+        queue_id = await self._queue_of(job_id)
+        for _ in range(RACE_ROUNDS):
+            rows = await self._database.fetch(
+                "cancel", id=job_id, queue_id=queue_id, channel=self._database.channel,
+                hint=self._hints.cancellation(queue_id, job_id),
+            )
+            if rows:
+                return Status.CANCELLED if rows[0]["effect"] == "cancelled" else Status.PROCESSING
+            job = await self.get(job_id)
+            if job.finished_at is not None:
+                raise WrongStatus(f"job {job_id} is {job.status} already, so there is nothing to cancel")
+        raise WrongStatus(f"job {job_id} kept moving between pending and processing; try again")
+
+    async def retry(self, job_id: UUID) -> None:
+        """
+        Put a dead-lettered job back to pending, with a full budget of attempts, due now.
+
+        Raises JobNotFound, and WrongStatus for a job in any other status.
+        """
+        queue_id = await self._queue_of(job_id)
+        rows = await self._database.fetch(
+            "retry", id=job_id, queue_id=queue_id, channel=self._database.channel,
+            hint=self._hints.immediate({queue_id}),
+        )
+        if rows:
+            self._hints.committed({queue_id})
+            return
+        job = await self.get(job_id)
+        raise WrongStatus(f"job {job_id} is {job.status}; only a dead_letter job can be retried")
+
+    async def audit(self) -> dict[str, int]:
+        """Count the jobs and the places they are in: `jobs` is the sum of the rest, or something is wrong."""
+        return dict((await self._database.fetch("audit"))[0])
+
+    async def _queue_of(self, job_id: UUID) -> int:
+        rows = await self._database.fetch("job_queue", id=job_id)
+        if not rows:
+            raise _not_found(job_id)
+        return int(rows[0]["queue_id"])
+
+
+def job_of_row(row: Row) -> Job:
+    """Make a Job of a row of `read_jobs.sql`."""
+    fields: dict[str, Any] = dict(row)
+    fields["status"] = Status(fields["status"])
+    fields["payload"] = msgspec.Raw(fields["payload"])
+    fields["result"] = None if fields["result"] is None else msgspec.Raw(fields["result"])
+    return Job(**fields)
+
+
+def _enqueued(row: Row) -> Enqueued:
+    return Enqueued(id=row["id"], replayed=False, created_at=row["created_at"], run_at=row["run_at"])
+
+
+def _record(job: NewJob, queue_id: int) -> dict[str, object]:
+    """A job as `enqueue.sql` and `replay.sql` read it."""
+    return {
+        "id": job.id,
+        "queue_id": queue_id,
+        "type": job.type,
+        "priority": job.priority,
+        "payload": msgspec.Raw(job.payload),
+        "max_attempts": job.max_attempts,
+        "timeout_seconds": job.timeout_seconds,
+        "run_at": job.run_at,
+        "delay_seconds": job.delay_seconds,
+        "idempotency_key": job.idempotency_key,
+        "schedule": job.schedule,
+        "request_id": job.request_id,
+    }
+
+
+def _not_found(job_id: UUID) -> JobNotFound:
+    return JobNotFound(f"there is no job {job_id}; it was never enqueued here, or its retention has passed")

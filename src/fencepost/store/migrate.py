@@ -1,0 +1,199 @@
+"""
+Bring a schema up to date, step by step.
+
+Steps are `migrations/NNNN_name.sql`, forward only. Each runs in a transaction of its
+own, under an advisory lock and a short `lock_timeout`, and is recorded in
+`schema_version` with its checksum in the same transaction. So a runner that is killed
+leaves either a whole step or nothing, and twenty that start at once take turns.
+
+A step whose first line is `-- breaking` can't be worked with by older code: older code
+that finds such a step refuses to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from importlib.resources import files
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from fencepost.errors import DatabaseUnavailable, SchemaMismatch
+from fencepost.store.database import Database, translated
+from fencepost.store.statements import qualify, quote_schema
+
+_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
+_ROUNDS = 20
+_LOWEST_SERVER = 140000
+
+_VERSION_TABLE = """
+create table if not exists fencepost.schema_version (
+    number int primary key,
+    name text not null,
+    checksum text not null,
+    breaking bool not null,
+    applied_at timestamptz not null default clock_timestamp()
+)
+"""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One migration."""
+
+    number: int
+    name: str
+    source: str
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the file as it was published."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+    @property
+    def breaking(self) -> bool:
+        """Whether older code must not run beside it."""
+        return self.source.startswith("-- breaking")
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """A step as the database recorded it."""
+
+    number: int
+    name: str
+    checksum: str
+    breaking: bool
+    applied_at: Any
+
+
+def steps() -> list[Step]:
+    """Every step this version knows, in order."""
+    found = []
+    for file in files("fencepost.store").joinpath("migrations").iterdir():
+        match = _NAME.fullmatch(file.name)
+        if match:
+            found.append(Step(int(match[1]), match[2], file.read_text(encoding="utf-8")))
+    return sorted(found, key=lambda step: step.number)
+
+
+def script(schema: str) -> str:
+    """All steps as one SQL text, for people whose migrations run elsewhere. Needs no connection."""
+    parts = [f"create schema if not exists {quote_schema(schema)};", qualify(_VERSION_TABLE, schema).strip() + ";"]
+    for step in steps():
+        parts.append(f"begin;\n{qualify(step.source, schema).strip()}\n{_recording(step, schema)};\ncommit;")
+    return "\n\n".join(parts) + "\n"
+
+
+async def applied(database: Database) -> list[Applied]:
+    """The steps the database has; empty when it has no schema of ours. Changes nothing."""
+    with translated():
+        connection = await _connect(database)
+        try:
+            return await _applied(connection, database.schema)
+        finally:
+            await connection.close()
+
+
+async def migrate(database: Database) -> list[Step]:
+    """
+    Apply what is missing and return it. Safe to run from any number of processes at once.
+
+    Raises SchemaMismatch when the database is newer than this code can work with, or
+    holds a step that isn't the one this code knows; DatabaseUnavailable when a lock it
+    needs isn't to be had.
+    """
+    for attempt in range(_ROUNDS):
+        with translated():
+            connection = await _connect(database)
+            try:
+                return await _migrate(connection, database.schema)
+            except asyncpg.LockNotAvailableError:
+                # Somebody's transaction holds a table; step aside rather than queue every claim behind us.
+                await asyncio.sleep(0.1 * (attempt + 1))
+            finally:
+                await connection.close()
+    raise DatabaseUnavailable(
+        "the schema could not be brought up to date: another transaction keeps a table locked; "
+        "look for a long one in pg_stat_activity and run `fencepost migrate` again"
+    )
+
+
+def check(known: list[Step], found: list[Applied]) -> None:
+    """Raise SchemaMismatch when the database's steps aren't ones this code can work with."""
+    by_number = {step.number: step for step in known}
+    for step in found:
+        ours = by_number.get(step.number)
+        if ours is None and step.breaking:
+            raise SchemaMismatch(
+                f"the database has step {step.number} ({step.name}), which this version of fencepost doesn't know and "
+                "can't work beside; upgrade this process"
+            )
+        if ours is not None and ours.checksum != step.checksum:
+            raise SchemaMismatch(
+                f"step {step.number} ({step.name}) in the database isn't the one this version ships (its checksum "
+                "differs); it was changed after it was applied, so compare the schemas before going on"
+            )
+
+
+async def _connect(database: Database) -> Any:
+    options = database.connect_options()
+    options.pop("init")
+    options["command_timeout"] = None
+    options["server_settings"] = {
+        **options["server_settings"], "statement_timeout": "0", "lock_timeout": "3s",
+        "client_min_messages": "warning",
+    }
+    return await asyncpg.connect(database.dsn, **options)
+
+
+async def _migrate(connection: Any, schema: str) -> list[Step]:
+    server = await connection.fetchval("select current_setting('server_version_num')::int")
+    if server < _LOWEST_SERVER:
+        raise SchemaMismatch(f"this PostgreSQL is version {server // 10000}; fencepost needs 14 or newer")
+    done: list[Step] = []
+    known = steps()
+    while True:
+        # The lock belongs to the transaction, so a pooler can't strand it on another session.
+        async with connection.transaction():
+            await connection.execute("set local lock_timeout = 0")
+            await connection.execute(
+                "select pg_advisory_xact_lock(hashtextextended('fencepost migrations ' || $1, 0))".replace(
+                    "$1", "'" + schema.replace("'", "''") + "'"
+                )
+            )
+            await connection.execute("set local lock_timeout = '3s'")
+            if not await connection.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
+                await connection.execute(f"create schema {quote_schema(schema)}")
+            await connection.execute(qualify(_VERSION_TABLE, schema))
+            found = await _applied(connection, schema)
+            check(known, found)
+            missing = [step for step in known if step.number not in {row.number for row in found}]
+            if not missing:
+                return done
+            await connection.execute(qualify(missing[0].source, schema))
+            await connection.execute(_recording(missing[0], schema))
+            done.append(missing[0])
+
+
+async def _applied(connection: Any, schema: str) -> list[Applied]:
+    present = await connection.fetchval(
+        "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+        "where n.nspname = $1 and c.relname = 'schema_version')",
+        schema,
+    )
+    if not present:
+        return []
+    rows = await connection.fetch(
+        qualify("select number, name, checksum, breaking, applied_at from fencepost.schema_version order by 1", schema)
+    )
+    return [Applied(**dict(row)) for row in rows]
+
+
+def _recording(step: Step, schema: str) -> str:
+    return qualify(
+        "insert into fencepost.schema_version (number, name, checksum, breaking) "
+        f"values ({step.number}, '{step.name}', '{step.checksum}', {str(step.breaking).lower()})",
+        schema,
+    )

@@ -1,0 +1,117 @@
+-- Take up to :slots due jobs of one queue, most urgent first, and lease them to a worker.
+--
+-- Order: inside a lane (a priority) by run_at. Lanes are merged by run_at − priority × aging,
+--   which is the order of "priority plus the levels gained by waiting" at any moment. With
+--   aging 0 the higher priority always goes first.
+-- Cursors: where in each lane this dispatcher's scan begins. They save re-reading the dead
+--   entries of jobs already taken, and decide nothing else (worker/cursors.py has the proof).
+-- Returns: a row a lane first (job id null): how many it was asked for, how many due jobs it
+--   showed, when its next scheduled job is due if it ran short, this statement's snapshot and
+--   clock. Then a row a job. No row at all: the queue is paused, or nothing was ever enqueued.
+-- Index: pending_lane, from the cursor on. Locks: the rows taken; rows that another dispatcher
+--   holds are skipped, so nothing waits.
+--
+-- Two dispatchers, one job:
+--     A                                   B
+--     locks the row                       skips it (skip locked), takes the next
+--     deletes it, inserts the lease
+--     commits
+--                                         an older snapshot still shows the row: the lock
+--                                         finds it deleted and takes nothing
+with lane as materialized (
+    select l.priority,
+           coalesce(c.run_at, timestamptz '-infinity') as run_at,
+           coalesce(c.id, uuid '00000000-0000-0000-0000-000000000000') as id
+      from fencepost.lanes l
+      left join unnest(
+               cast(:lane_priorities as smallint[]), cast(:lane_run_at as timestamptz[]), cast(:lane_ids as uuid[])
+           ) c (priority, run_at, id) on c.priority = l.priority
+     where l.queue_id = cast(:queue_id as int)
+       and exists (select from fencepost.queues q where q.id = cast(:queue_id as int) and q.paused_at is null)
+),
+head as materialized (
+    -- Only with several lanes: the first due jobs of each, unlocked, to see which lanes the next ones are in.
+    select lane.priority, p.run_at
+      from lane
+     cross join lateral (
+        select p.run_at
+          from fencepost.pending p
+         where p.queue_id = cast(:queue_id as int)
+           and p.priority = lane.priority
+           and (p.run_at, p.id) > (lane.run_at, lane.id)
+           and p.run_at <= now()
+         order by p.run_at, p.id
+         limit cast(:slots as int)
+     ) p
+     where (select count(*) from lane) > 1
+),
+front as materialized (
+    select h.priority
+      from head h
+     order by case when cast(:aging_seconds as float8) = 0 then h.priority end desc,
+              h.run_at - h.priority * make_interval(secs => cast(:aging_seconds as float8)), h.priority desc
+     limit cast(:slots as int)
+),
+share as materialized (
+    select lane.priority, lane.run_at, lane.id,
+           case when (select count(*) from lane) = 1 then cast(:slots as int)
+                else (select count(*) from front f where f.priority = lane.priority) end as wanted,
+           case when (select count(*) from lane) > 1
+                then (select count(*) from head h where h.priority = lane.priority) end as shown
+      from lane
+),
+picked as materialized (
+    select p.*
+      from share
+     cross join lateral (
+        select p.id, p.priority, p.attempts, p.token, p.run_at
+          from fencepost.pending p
+         where p.queue_id = cast(:queue_id as int)
+           and p.priority = share.priority
+           and (p.run_at, p.id) > (share.run_at, share.id)
+           and p.run_at <= now()
+         order by p.run_at, p.id
+         limit share.wanted
+           for update skip locked
+     ) p
+     where share.wanted > 0
+),
+gone as (
+    delete from fencepost.pending p
+     where p.queue_id = cast(:queue_id as int)
+       and p.id = any (array (select k.id from picked k))
+),
+leased as (
+    insert into fencepost.leases (id, queue_id, priority, attempt, token, worker_id, started_at, locked_until)
+    select k.id, cast(:queue_id as int), k.priority, k.attempts + 1, k.token + 1, cast(:worker_id as uuid),
+           now(), now() + make_interval(secs => cast(:lease_seconds as float8))
+      from picked k
+)
+select null::uuid as id, share.priority, share.wanted, share.shown,
+       case when (select count(*) from picked k where k.priority = share.priority) < share.wanted or share.wanted = 0
+            then (
+                select p.run_at
+                  from fencepost.pending p
+                 where p.queue_id = cast(:queue_id as int)
+                   and p.priority = share.priority
+                   and p.run_at > now()
+                 order by p.run_at
+                 limit 1
+            ) end as run_at,
+       cast(pg_current_snapshot() as text) as snapshot, now() as seen_at,
+       null::smallint as attempt, null::bigint as token, null::timestamptz as locked_until,
+       null::text as type, null::jsonb as payload, null::smallint as max_attempts, null::float8 as timeout_seconds,
+       null::text as request_id
+  from share
+union all
+select k.id, k.priority, null, null, k.run_at, null, null,
+       k.attempts + 1, k.token + 1, now() + make_interval(secs => cast(:lease_seconds as float8)),
+       j.type, j.payload, j.max_attempts, j.timeout_seconds, j.request_id
+  from picked k
+ cross join lateral (
+    select j.type, j.payload, j.max_attempts, j.timeout_seconds, j.request_id
+      from fencepost.jobs j
+     where j.id = k.id
+       and j.queue_id = cast(:queue_id as int)
+     limit 1
+ ) j

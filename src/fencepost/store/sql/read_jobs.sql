@@ -1,0 +1,31 @@
+-- The full records of some jobs, newest first, each as it is in this statement's snapshot.
+--
+-- Index: the primary keys, one partition each. Locks: none.
+select j.id, j.type, q.name as queue, j.priority, j.payload, j.max_attempts, j.timeout_seconds, j.created_at,
+       j.idempotency_key, j.request_id, p.run_at, l.locked_until, l.cancel_requested_at, f.finished_at, f.result,
+       case when p.id is not null then 'pending' when l.id is not null then 'processing' else f.status end as status,
+       coalesce(p.attempts, l.attempt, f.attempts) as attempts,
+       coalesce(p.token, l.token, f.token) as lease_token,
+       coalesce(l.started_at, f.started_at, a.started_at) as started_at,
+       a.error as last_error
+  from unnest(cast(:ids as uuid[])) i (id)
+ cross join lateral (select j.* from fencepost.jobs j where j.id = i.id limit 1) j
+  join fencepost.queues q on q.id = j.queue_id
+  left join lateral (
+    select p.* from fencepost.pending p where p.id = j.id and p.queue_id = j.queue_id limit 1
+  ) p on true
+  left join lateral (
+    select l.* from fencepost.leases l where l.id = j.id and l.queue_id = j.queue_id limit 1
+  ) l on true
+  left join lateral (
+    select f.* from fencepost.finished f where f.id = j.id and f.queue_id = j.queue_id limit 1
+  ) f on true
+  left join lateral (
+    select a.started_at, a.error
+      from fencepost.attempts a
+     where a.id = j.id
+       and a.queue_id = j.queue_id
+     order by a.token desc
+     limit 1
+  ) a on true
+ order by j.id desc

@@ -1,0 +1,221 @@
+"""What a worker process asks of the database: claims, settlements, leases, recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from fencepost.domain.job import Lease, Status
+from fencepost.domain.outcome import Outcome
+from fencepost.store.database import Database
+
+
+class Position(msgspec.Struct, frozen=True, order=True):
+    """A place in a lane: everything that sorts after it is still to be looked at."""
+
+    run_at: datetime
+    id: UUID = UUID(int=0)
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Which transactions a statement could not see: those running, and those from `xmax` on."""
+
+    xmax: int
+    running: frozenset[int]
+
+    @classmethod
+    def parse(cls, text: str) -> Snapshot:
+        """Read PostgreSQL's `xmin:xmax:xip,…` (functions-info, pg_snapshot)."""
+        _, xmax, running = text.split(":")
+        return cls(int(xmax), frozenset(map(int, running.split(","))) if running else frozenset())
+
+
+class LaneScan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a claim saw of one lane."""
+
+    priority: int
+    wanted: int
+    """How many jobs it was to take from this lane."""
+    shown: int | None
+    """How many due jobs the merge saw in it (at most the slots); None when it is the only lane."""
+    next_run_at: datetime | None
+    """When its next scheduled job is due, if the claim ran short."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What one claim brought. No lanes: the queue is paused, or empty since ever."""
+
+    leases: list[Lease]
+    lanes: list[LaneScan]
+    snapshot: Snapshot | None
+    seen_at: datetime | None
+    """The database's clock before the snapshot was taken."""
+
+
+class DueQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a queue has something to claim."""
+
+    queue_id: int
+    due: bool
+    next_run_at: datetime | None
+    seen_at: datetime
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sweep over expired leases brought."""
+
+    jobs: list[tuple[UUID, int, Status]]
+    """Id, attempt, and where the job went."""
+    last_locked_until: datetime | None
+    snapshot: Snapshot
+    seen_at: datetime
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """A lease that is still held."""
+
+    id: UUID
+    token: int
+    cancel_requested: bool
+
+
+class WorkerStore:
+    """The statements of a worker, for one event loop."""
+
+    def __init__(self, database: Database, worker_id: UUID) -> None:
+        self.database = database
+        self.worker_id = worker_id
+
+    async def claim(
+        self, queue_id: int, *, slots: int, cursors: dict[int, Position], lease_seconds: float, aging_seconds: float
+    ) -> Claim:
+        """
+        Take up to *slots* due jobs from a queue, most urgent first.
+
+        Never waits for another worker: rows that someone else is taking are skipped, so
+        an empty answer means "nothing free now", not "nothing there". The order is exact
+        within one call and approximate between workers.
+        """
+        rows = await self.database.fetch(
+            "claim",
+            queue_id=queue_id,
+            slots=slots,
+            worker_id=self.worker_id,
+            lease_seconds=lease_seconds,
+            aging_seconds=aging_seconds,
+            **_cursor_arrays(cursors),
+        )
+        lanes, leases, snapshot, seen_at = [], [], None, None
+        for row in rows:
+            if row["id"] is None:
+                snapshot, seen_at = row["snapshot"], row["seen_at"]
+                lanes.append(
+                    LaneScan(
+                        priority=row["priority"], wanted=row["wanted"], shown=row["shown"], next_run_at=row["run_at"]
+                    )
+                )
+            else:
+                leases.append(
+                    Lease(
+                        id=row["id"], queue_id=queue_id, token=row["token"], type=row["type"],
+                        priority=row["priority"], payload=row["payload"], attempt=row["attempt"],
+                        max_attempts=row["max_attempts"], timeout_seconds=row["timeout_seconds"],
+                        run_at=row["run_at"], locked_until=row["locked_until"], request_id=row["request_id"],
+                    )
+                )
+        return Claim(
+            leases=leases, lanes=lanes, seen_at=seen_at, snapshot=None if snapshot is None else Snapshot.parse(snapshot)
+        )
+
+    async def settle(self, queue_id: int, outcomes: Sequence[Outcome]) -> dict[tuple[UUID, int], Status]:
+        """
+        Write how attempts ended, all in one statement.
+
+        Returns where each job went, by (id, token). An attempt that is missing had lost
+        its lease: nothing was written for it. *outcomes* must not name an attempt twice.
+        """
+        rows = await self.database.fetch(
+            "settle",
+            queue_id=queue_id,
+            ids=[outcome.id for outcome in outcomes],
+            tokens=[outcome.token for outcome in outcomes],
+            endings=[outcome.ending.value for outcome in outcomes],
+            statuses=[outcome.status.value for outcome in outcomes],
+            delays=[outcome.delay_seconds for outcome in outcomes],
+            results=[outcome.result for outcome in outcomes],
+            error_types=[outcome.error_type for outcome in outcomes],
+            errors=[outcome.error for outcome in outcomes],
+            tracebacks=[outcome.traceback for outcome in outcomes],
+        )
+        return {(row["id"], row["token"]): Status(row["status"]) for row in rows}
+
+    async def extend(self, queue_id: int, held: Sequence[tuple[UUID, int]], *, lease_seconds: float) -> list[Extension]:
+        """Renew leases from now on. One that is missing from the answer is lost."""
+        rows = await self.database.fetch(
+            "extend", queue_id=queue_id, ids=[job_id for job_id, _ in held], tokens=[token for _, token in held],
+            lease_seconds=lease_seconds,
+        )
+        return [Extension(row["id"], row["token"], row["cancel_requested"]) for row in rows]
+
+    async def cancel_requests(self, queue_id: int, ids: Sequence[UUID]) -> list[tuple[UUID, int]]:
+        """Which of these running jobs somebody wants stopped, as (id, token)."""
+        rows = await self.database.fetch("cancel_requests", queue_id=queue_id, ids=list(ids))
+        return [(row["id"], row["token"]) for row in rows]
+
+    async def recover(self, queue_id: int, *, after: datetime | None, max_rows: int) -> Recovery:
+        """Take back jobs whose lease has run out, from *after* on."""
+        rows = await self.database.fetch("recover", queue_id=queue_id, after=after, max_rows=max_rows)
+        head, *jobs = sorted(rows, key=lambda row: row["id"] is not None)
+        return Recovery(
+            jobs=[(row["id"], row["attempt"], Status(row["status"])) for row in jobs],
+            last_locked_until=max((row["locked_until"] for row in jobs), default=None),
+            snapshot=Snapshot.parse(head["snapshot"]),
+            seen_at=head["seen_at"],
+        )
+
+    async def due_queues(self, cursors: dict[int, dict[int, Position]]) -> list[DueQueue]:
+        """Which queues have a job due, and when the next one of each will be."""
+        lanes = [(queue_id, lane, at) for queue_id, queue in cursors.items() for lane, at in queue.items()]
+        rows = await self.database.fetch(
+            "due_queues",
+            lane_queue_ids=[queue_id for queue_id, _, _ in lanes],
+            lane_priorities=[lane for _, lane, _ in lanes],
+            lane_run_at=[at.run_at for _, _, at in lanes],
+            lane_ids=[at.id for _, _, at in lanes],
+        )
+        return [DueQueue(**dict(row)) for row in rows]
+
+    async def first_pending(self, queue_id: int, after: dict[int, Position]) -> dict[int, Position]:
+        """The first due job of each lane after a place, or after its start where none is given."""
+        rows = await self.database.fetch("first_pending", queue_id=queue_id, **_cursor_arrays(after))
+        return {row["priority"]: Position(row["run_at"]) for row in rows}
+
+    async def leased_queues(self) -> list[int]:
+        """The queues in which something runs."""
+        return [row["id"] for row in await self.database.fetch("leased_queues")]
+
+    async def heartbeat(self, *, host: str, pid: int, version: str, slots: int) -> None:
+        """Say that this process lives."""
+        await self.database.fetch(
+            "register_worker", id=self.worker_id, host=host, pid=pid, version=version, slots=slots
+        )
+
+    async def forget(self, *, silence_seconds: float) -> None:
+        """Remove this process from the list of workers, and those not heard of for a while."""
+        await self.database.fetch("forget_workers", id=self.worker_id, silence_seconds=silence_seconds)
+
+    async def ensure_partitions(self, *, width_seconds: float, ahead: int) -> int:
+        """Make the time partitions that will soon be needed; returns for how many ranges."""
+        rows = await self.database.fetch("ensure_partitions", width_seconds=width_seconds, ahead=ahead)
+        return int(rows[0]["made"])
+
+
+def _cursor_arrays(cursors: dict[int, Position]) -> dict[str, object]:
+    return {
+        "lane_priorities": list(cursors),
+        "lane_run_at": [position.run_at for position in cursors.values()],
+        "lane_ids": [position.id for position in cursors.values()],
+    }
