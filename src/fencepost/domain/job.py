@@ -75,6 +75,7 @@ class Limits:
     KEY_BYTES = 255
     PAYLOAD_DEPTH = 64
     TIMEOUT_SECONDS = 24 * 3600.0
+    DELAY_SECONDS = 10 * 365 * 86400.0
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@ A private PostgreSQL server, for the first run without any set-up and for tests.
 
     binaries     find `postgres` and `initdb`
     privileges   decide under which ids the server runs; PostgreSQL refuses root
+    folders      where data and sockets go
     launch       start programs that end with their owner (`shim` is its far side)
     cluster      make the data folder; judge what an earlier server left in it
     lock         one owner for each data folder
@@ -23,6 +24,7 @@ no TCP port.
 from __future__ import annotations
 
 from fencepost.embedded.binaries import Binaries, find_all_binaries, find_binaries
-from fencepost.embedded.server import EmbeddedPostgres, default_data_dir
+from fencepost.embedded.folders import default_data_dir
+from fencepost.embedded.server import EmbeddedPostgres
 
 __all__ = ["Binaries", "EmbeddedPostgres", "default_data_dir", "find_all_binaries", "find_binaries"]

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fencepost.embedded.binaries import Binaries
+from fencepost.embedded.folders import SOCKET_FOLDER_PREFIX
 from fencepost.embedded.launch import run
 from fencepost.embedded.privileges import Identity
 from fencepost.errors import EmbeddedError
 
 NAME = "fencepost"
 """The superuser, and the database."""
-SOCKET_FOLDER_PREFIX = "fencepost-"
 TAIL_LINES = 12
 
 _BUILTIN_LOCALE_MAJOR = 17
@@ -98,7 +98,7 @@ def _create_database(fresh: Path, *, binaries: Binaries, identity: Identity, dur
         "-c",
         f"fsync={'on' if durable else 'off'}",
     ]
-    command = [binaries.postgres, "--single", "-D", fresh, *settings, "postgres"]
+    command: list[str | Path] = [binaries.postgres, "--single", "-D", fresh, *settings, "postgres"]
     succeeded, output = run(command, identity=identity, folder=fresh, script=f"create database {NAME}\n")
     if not succeeded:
         raise EmbeddedError(_setup_failed(fresh.parent, output))
@@ -107,7 +107,8 @@ def _create_database(fresh: Path, *, binaries: Binaries, identity: Identity, dur
 def _setup_failed(folder: Path, output: str) -> str:
     return (
         f"PostgreSQL could not set up its data in {folder}:\n{tail(output)}\n"
-        "Put that right, set DATA_DIR to another folder, or set DATABASE_URL to a PostgreSQL server that you run."
+        "Put that right, set DATA_DIR to another folder, "
+        "or set DATABASE_URL to a PostgreSQL server that you run."
     )
 
 

@@ -15,7 +15,7 @@ import time
 import weakref
 from pathlib import Path
 
-from fencepost.embedded.privileges import open_private
+from fencepost.embedded.folders import open_private
 from fencepost.errors import EmbeddedError
 
 GRACE_SECONDS = 2.0

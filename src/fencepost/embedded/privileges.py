@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,41 +66,12 @@ def choose_identity(*, data: Path, folder: Path, probe: Probe) -> Identity:
     raise EmbeddedError(_all_refused(refused))
 
 
-def open_private(path: Path, flags: int) -> int:
-    """
-    Open a file of ours in the data directory, only for its owner, never through a link.
-
-    What root makes belongs to the folder's owner, who could not start again otherwise.
-    """
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    if os.geteuid() == 0:
-        owner = path.parent.stat()
-        os.fchown(descriptor, owner.st_uid, owner.st_gid)
-    return descriptor
-
-
-def make_private_folder(path: Path, identity: Identity) -> None:
-    """
-    Make *path*, or accept it if it is a folder that only *identity* can enter.
-
-    Raises FileExistsError when it is anything else: in a folder such as /tmp somebody
-    may have made it before us.
-    """
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        found = path.lstat()
-        closed = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) & 0o077 == 0
-        if not closed or found.st_uid not in (identity.uid, os.geteuid()):
-            raise
-    identity.own(path)
-
-
 def _ways_for_user(owner: int | None, data: Path) -> Iterator[Identity]:
     uid, gid = os.geteuid(), os.getegid()
     if owner not in (None, uid):
         raise EmbeddedError(
-            f"{data} belongs to {_name(owner)}. Start fencepost as that user, or set DATA_DIR to a folder of yours."
+            f"{data} belongs to {_name(owner)}. "
+            "Start fencepost as that user, or set DATA_DIR to a folder of yours."
         )
     itself = Identity("itself", "as the current user", uid, gid)
     if _account(uid) is None:  # `docker run --user 1234`; initdb wants a name for every uid
@@ -159,10 +129,11 @@ def _name(uid: int | None) -> str:
 
 def _all_refused(refused: list[str]) -> str:
     reasons = "".join(f"\n  {line}" for line in refused) or "\n  there is no other account"
+    elsewhere = "set DATABASE_URL to a PostgreSQL server that you run"
     if os.geteuid() != 0:
-        return f"PostgreSQL's programs don't run here:{reasons}\nSet DATABASE_URL to a PostgreSQL server that you run."
+        return f"PostgreSQL's programs don't run here:{reasons}\nPut that right, or {elsewhere}."
     return (
         f"PostgreSQL refuses to run as root, and nothing else worked:{reasons}\n"
-        "Start fencepost as an ordinary user, or set DATABASE_URL to a PostgreSQL server that you run. An account "
-        "named `fencepost` is used if it can read the programs and enter DATA_DIR."
+        f"Start fencepost as an ordinary user, or {elsewhere}. "
+        "An account named `fencepost` is used if it can read the programs and enter DATA_DIR."
     )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -19,23 +17,21 @@ from urllib.parse import quote
 from fencepost.embedded.binaries import Binaries, find_binaries
 from fencepost.embedded.cluster import (
     NAME,
-    SOCKET_FOLDER_PREFIX,
     PidFile,
     end_leftover,
     initialise,
     read_major,
     tail,
 )
+from fencepost.embedded.folders import SOCKET_PORT, make_data_dir, make_socket_folder, open_private
 from fencepost.embedded.launch import Child, environment, run, shimmed
 from fencepost.embedded.lock import DataLock
-from fencepost.embedded.privileges import Identity, choose_identity, make_private_folder, open_private
+from fencepost.embedded.privileges import Identity, choose_identity
 from fencepost.errors import EmbeddedError
 
 START_TIMEOUT_SECONDS = 30.0
 """How long a starting server may be silent. Recovery after a crash reports its progress."""
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
-SOCKET_PORT = 5432
-LONGEST_SOCKET_PATH = 103
 
 DEFAULT_OPTIONS = {
     "max_connections": "100",
@@ -54,21 +50,6 @@ RESERVED_OPTIONS = frozenset(
     }
 )
 _STOP = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
-
-
-def default_data_dir() -> Path:
-    """
-    Return where data goes when nobody said: `/var/lib/fencepost` for root, else in the
-    user's own folder for data.
-    """
-    if os.geteuid() == 0:
-        return Path("/var/lib/fencepost")
-    named = os.environ.get("XDG_DATA_HOME", "")
-    try:
-        base = Path(named) if named.startswith("/") else Path.home() / ".local" / "share"
-    except RuntimeError:
-        raise EmbeddedError("This user has no home folder. Set DATA_DIR to a folder for the data.") from None
-    return base / "fencepost"
 
 
 class EmbeddedPostgres:
@@ -160,8 +141,9 @@ class EmbeddedPostgres:
             except OSError as error:
                 self.stop()
                 raise EmbeddedError(
-                    f"The private PostgreSQL can't use {self._data_dir}: {error}. Put that right, or set DATA_DIR to "
-                    "a folder that this user may write to, or DATABASE_URL to a PostgreSQL server that you run."
+                    f"The private PostgreSQL can't use {self._data_dir}: {error}. "
+                    "Set DATA_DIR to a folder that this user may write to, "
+                    "or DATABASE_URL to a PostgreSQL server that you run."
                 ) from error
             except BaseException:
                 self.stop()
@@ -197,7 +179,7 @@ class EmbeddedPostgres:
     def _start(self) -> None:
         self._owner = os.getpid()
         self._child = None
-        self._make_data_dir()
+        make_data_dir(self._data_dir)
         if not self._lock.is_held:
             self._lock.acquire()
         atexit.register(self.stop)
@@ -207,15 +189,9 @@ class EmbeddedPostgres:
             durable = self._options.get("fsync", "on").lower() in ("on", "true", "yes", "1")
             initialise(self._data, binaries=binaries, identity=identity, durable=durable)
         stale_pid = end_leftover(self._data)
-        self._socket_folder = self._make_socket_folder(identity)
+        self._socket_folder = make_socket_folder(self._data_dir, identity)
         self._launch(identity, stale_pid)
         self._lock.publish(self.dsn)
-
-    def _make_data_dir(self) -> None:
-        # Root's may be passed through, because the server may have to be somebody else.
-        # What is inside is closed in either case.
-        self._data_dir.parent.mkdir(parents=True, exist_ok=True)
-        self._data_dir.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, exist_ok=True)
 
     def _find_binaries(self) -> Binaries:
         if self._binaries is None:
@@ -224,34 +200,9 @@ class EmbeddedPostgres:
 
     def _probe(self, identity: Identity) -> str | None:
         # initdb rather than postgres: it needs the libraries that travel beside the programs.
-        command = [self._find_binaries().initdb, "--version"]
+        command: list[str | Path] = [self._find_binaries().initdb, "--version"]
         succeeded, output = run(command, identity=identity, folder=self._data_dir)
         return None if succeeded else tail(output).strip()
-
-    def _make_socket_folder(self, identity: Identity) -> Path:
-        """
-        Make the folder for the socket, with a name that follows from the data directory.
-
-        Not under XDG_RUNTIME_DIR: it goes away when its user logs out, and the server
-        may be meant to stay.
-        """
-        digest = hashlib.sha256(
-            f"{identity.uid} {self._data_dir}".encode(errors="surrogateescape")
-        ).hexdigest()
-        for base in ("/tmp", tempfile.gettempdir()):  # noqa: S108 - checked by make_private_folder
-            folder = Path(base) / (SOCKET_FOLDER_PREFIX + digest[:12])
-            if len(os.fsencode(folder / f".s.PGSQL.{SOCKET_PORT}")) > LONGEST_SOCKET_PATH:
-                continue
-            with contextlib.suppress(PermissionError, FileNotFoundError):
-                try:
-                    make_private_folder(folder, identity)
-                except FileExistsError:  # somebody else's; ours gets a name that can't be foreseen
-                    folder = Path(tempfile.mkdtemp(prefix=SOCKET_FOLDER_PREFIX, dir=base))
-                    identity.own(folder)
-                return folder
-        raise EmbeddedError(
-            "No folder for the server's socket: neither /tmp nor TMPDIR lets this user make one."
-        )
 
     def _launch(self, identity: Identity, stale_pid: int | None) -> None:
         """
@@ -314,7 +265,7 @@ class EmbeddedPostgres:
                 heard = time.monotonic()
             if time.monotonic() - heard > START_TIMEOUT_SECONDS:
                 raise EmbeddedError(
-                    f"The private PostgreSQL was not ready after {START_TIMEOUT_SECONDS:g} seconds. Its messages are "
-                    f"in {self._log}. If the machine is only slow, start again."
+                    f"The private PostgreSQL was not ready after {START_TIMEOUT_SECONDS:g} seconds. "
+                    f"Its messages are in {self._log}. If the machine is only slow, start again."
                 )
         return False
