@@ -46,9 +46,7 @@ class Fencepost:
             raise InvalidSettings(f"{name!r} can't name a job type: use up to 100 of A-Z a-z 0-9 _ . : -")
         if name in self.types:
             raise InvalidSettings(f"the job type {name!r} is registered already")
-        self.types[name] = JobType(
-            name, handler, msgspec.json.Decoder(payload), inspect.iscoroutinefunction(handler)
-        )
+        self.types[name] = JobType(name, handler, msgspec.json.Decoder(payload), inspect.iscoroutinefunction(handler))
 
     def job(self, name: str, *, payload: Any = Any) -> Callable[[_F], _F]:
         """Register the decorated function, async or plain, as the handler of *name*."""

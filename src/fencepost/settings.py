@@ -236,7 +236,11 @@ _VARIABLES: list[tuple[str, tuple[str, ...], Any]] = [
     ("lease_seconds", ("LEASE_DURATION", "VISIBILITY_TIMEOUT"), _duration(0.001, bare_seconds=True)),
     ("lease_extension", ("LEASE_EXTENSION",), _yes_or_no),
     ("recovery_interval_seconds", ("RECOVERY_INTERVAL",), _SECONDS),
-    ("poll_interval_seconds", ("POLL_INTERVAL", "POLL_INTERVAL_SECONDS"), _duration(0.001, bare_seconds=True)),
+    (
+        "poll_interval_seconds",
+        ("POLL_INTERVAL", "POLL_INTERVAL_SECONDS"),
+        _duration(0.001, bare_seconds=True),
+    ),
     ("backoff_base_seconds", ("BACKOFF_BASE",), _duration(0)),
     ("backoff_max_seconds", ("BACKOFF_MAX",), _duration(0)),
     ("shutdown_timeout_seconds", ("SHUTDOWN_TIMEOUT",), _duration(0)),

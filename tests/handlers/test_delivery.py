@@ -16,7 +16,9 @@ import httpcore2
 import pytest
 
 from fencepost.handlers import delivery
-from fencepost.handlers.delivery import AddressRefused, Answer, Courier, DeliveryFailed, GuardedBackend
+from fencepost.handlers import dialler as dialling
+from fencepost.handlers.delivery import Answer, Courier
+from fencepost.handlers.dialler import AddressRefused, DeliveryFailed, GuardedBackend
 from fencepost.handlers.guard import parse_target
 
 from .receiver import Names, Receiver, Respond, answering, receiving, writing
@@ -278,7 +280,7 @@ async def test_no_more_than_a_few_addresses_are_tried() -> None:
         await GuardedBackend(Names([addresses]), allow_private=False, dialler=dialler).connect_tcp(
             "many.test", 80
         )
-    assert dialler.dialled == addresses[: delivery.MOST_ADDRESSES]
+    assert dialler.dialled == addresses[: dialling.MOST_ADDRESSES]
 
 
 async def test_unix_sockets_are_never_dialled() -> None:
@@ -319,10 +321,11 @@ async def test_a_name_without_addresses_is_a_failure() -> None:
 
 
 async def test_resolving_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "RESOLVE_SECONDS", 0.1)
+    monkeypatch.setattr(dialling, "RESOLVE_SECONDS", 0.1)
 
     async def hang(host: str, port: int) -> list[str]:
-        return await asyncio.Event().wait() or []
+        await asyncio.Event().wait()
+        raise AssertionError
 
     with pytest.raises(DeliveryFailed, match=r"wasn't resolved within 0\.1 seconds"):
         await post(Courier(allow_private=False, resolver=hang), Receiver(port=80))
@@ -334,8 +337,20 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs the openssl command")
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -keyout key.pem "
-        "-out cert.pem -subj /CN=hooks.test -addext subjectAltName=DNS:hooks.test".split(),
+        [
+            *(
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ),
+            *("-days", "2", "-keyout", "key.pem", "-out", "cert.pem"),
+            *("-subj", "/CN=hooks.test", "-addext", "subjectAltName=DNS:hooks.test"),
+        ],
         cwd=folder,
         check=True,
         capture_output=True,

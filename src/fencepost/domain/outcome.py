@@ -143,7 +143,12 @@ def _retryable(lease: Lease, ending: Ending, delay: float, described: tuple[str,
 
 
 def _ended(
-    lease: Lease, ending: Ending, status: Status, described: tuple[str, str, str | None], *, delay: float = 0.0
+    lease: Lease,
+    ending: Ending,
+    status: Status,
+    described: tuple[str, str, str | None],
+    *,
+    delay: float = 0.0,
 ) -> Outcome:
     error_type, message, trace = described
     return Outcome(

@@ -33,19 +33,28 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     type: Annotated[str, Meta(description="A registered job type.", examples=["send_email"])]
     payload: Annotated[
-        msgspec.Raw, Meta(description="Any JSON value; {} when left out.", extra_json_schema={"examples": [{"to": "ada@example.org"}]})
-    ] = msgspec.Raw(b"{}")
+        msgspec.Raw,
+        Meta(
+            description="Any JSON value; {} when left out.",
+            extra_json_schema={"examples": [{"to": "ada@example.org"}]},
+        ),
+    ] = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
     queue: Annotated[str, Meta(description="Made by its first job.", max_length=Limits.NAME_BYTES)] = "default"
     priority: Annotated[int, Meta(description="The higher goes first.", ge=0, le=Limits.PRIORITY)] = 0
     max_attempts: (
         Annotated[int, Meta(description="MAX_ATTEMPTS when left out.", ge=1, le=Limits.MAX_ATTEMPTS)] | UnsetType
     ) = UNSET
     run_at: Annotated[
-        str | None, Meta(description="Not before this moment: RFC 3339 with an offset.", examples=["2027-01-01T09:00:00+01:00"])
+        str | None,
+        Meta(
+            description="Not before this moment: RFC 3339 with an offset.",
+            examples=["2027-01-01T09:00:00+01:00"],
+        ),
     ] = None
     delay: Annotated[str | None, Meta(description="Not before this long from now.", examples=["90s"])] = None
     timeout: Annotated[
-        str | None, Meta(description="Longest run of one attempt; JOB_TIMEOUT when left out.", examples=["5m"])
+        str | None,
+        Meta(description="Longest run of one attempt; JOB_TIMEOUT when left out.", examples=["5m"]),
     ] = None
     idempotency_key: Annotated[str | None, Meta(description="The same as the Idempotency-Key header.")] = None
 
@@ -117,7 +126,8 @@ def parse_key(text: str) -> str:
         text = re.sub(r'\\(["\\])', r"\1", text[1:-1])
     if len(text) > Limits.KEY_BYTES or not _KEY.fullmatch(text):
         raise InvalidJob(
-            f"must be 1 to {Limits.KEY_BYTES} visible ASCII characters, not {_shown(text)}", field="idempotency_key"
+            f"must be 1 to {Limits.KEY_BYTES} visible ASCII characters, not {_shown(text)}",
+            field="idempotency_key",
         )
     return text
 
@@ -134,7 +144,8 @@ def parse_moment(text: str, *, field: str) -> datetime:
         moment = datetime.fromisoformat(text.upper().replace(" ", "T")).astimezone(UTC)
     except (ValueError, OverflowError):
         raise InvalidJob(
-            f"must be a time in RFC 3339 with an offset, such as 2027-01-01T09:00:00Z, not {_shown(text)}", field=field
+            f"must be a time in RFC 3339 with an offset, such as 2027-01-01T09:00:00Z, not {_shown(text)}",
+            field=field,
         ) from None
     if not _EARLIEST <= moment < _LATEST:
         raise InvalidJob(f"must be between the years 1970 and 2099, not {_shown(text)}", field=field)

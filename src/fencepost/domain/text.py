@@ -97,7 +97,11 @@ def _check_strings(value: Any) -> None:
         if isinstance(item, str):
             found = _NOT_STORABLE.search(item)
             if found:
-                what = "the character NUL (\\u0000)" if found[0] == "\x00" else f"half a surrogate pair (\\u{ord(found[0]):04x})"
+                what = (
+                    "the character NUL (\\u0000)"
+                    if found[0] == "\x00"
+                    else f"half a surrogate pair (\\u{ord(found[0]):04x})"
+                )
                 raise ValueError(f"contains {what}, which PostgreSQL can't store")
         elif isinstance(item, dict):
             stack.extend(item)

@@ -142,7 +142,8 @@ def _nothing_fits(seen: list[Binaries], major: int | None) -> str:
     if major is not None and seen:
         return (
             f"The data was written by PostgreSQL {major}, which no other version can read, "
-            f"and only these are here: {found}. Install PostgreSQL {major}, or set DATA_DIR to another folder to start afresh."
+            f"and only these are here: {found}. Install PostgreSQL {major}, "
+            "or set DATA_DIR to another folder to start afresh."
         )
     if seen:
         return f"PostgreSQL {OLDEST_MAJOR} or later is needed and only these are here: {found}. {_REMEDY}"

@@ -1,68 +1,49 @@
 """
 Send one POST to a place that somebody else chose, without being turned inward.
 
-    parse_target          strict reading of the URL            (guard.py)
-      └─ Courier.post     total deadline, caps on time and bytes
-           └─ httpcore2   one pool of connections per event loop
-                └─ GuardedBackend.connect_tcp
-                     1. resolve once, with a deadline of its own
-                     2. refuse if any answer is forbidden
-                     3. dial the very addresses that were judged, as literals
-                     4. judge the peer that the socket reports
+    parse_target            strict reading of the URL            (guard.py)
+      └─ Courier.post       total deadline, caps on time and bytes
+           └─ httpcore2     one pool of connections per event loop
+                └─ GuardedBackend    resolves, judges, dials     (dialler.py)
 
-The host of the URL stays the name in TLS and in the Host header, because pinning
-happens below both. This stands on httpcore2 rather than on a full client, so what
-must not happen can't: there is no code here that follows a redirect, reads proxies
-from the environment, keeps a cookie, unpacks a body or logs a URL.
+This stands on httpcore2 rather than on a full client, so what must not happen can't:
+there is no code here that follows a redirect, reads proxies from the environment,
+keeps a cookie, unpacks a body or logs a URL.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import httpcore2
 
-from fencepost.handlers.guard import Target, Verdict, judge
-
-Resolver = Callable[[str, int], Awaitable[list[str]]]
-"""Turns a name or a literal and a port into addresses; raises OSError when there are none."""
+from fencepost.handlers.dialler import (
+    CONNECT_SECONDS,
+    DeliveryFailed,
+    GuardedBackend,
+    Resolver,
+    resolve,
+)
+from fencepost.handlers.guard import Target
 
 TOTAL_SECONDS = 20.0
-RESOLVE_SECONDS = 3.0
-CONNECT_SECONDS = 8.0
 READ_SECONDS = 15.0
 BODY_SECONDS = 5.0
 """How long an answer's body may keep the slot: its status has said what matters."""
 
 BODY_BYTES = 64 * 1024
-MOST_ADDRESSES = 4
-"""How many of a name's addresses are tried in turn."""
 
 _MAX_CONNECTIONS = 100
 _MAX_IDLE_CONNECTIONS = 20
 # Short, so that a change in DNS is soon followed, and because most servers
 # close an idle connection after five seconds or more.
 _IDLE_SECONDS = 4.0
-
-
-class AddressRefused(Exception):
-    """The host leads to an address that may not be dialled; nothing was sent to it."""
-
-    def __init__(self, host: str, verdict: Verdict) -> None:
-        super().__init__(f"{host!r} is, or resolves to, {verdict.reason}")
-        self.private = verdict.private
-
-
-class DeliveryFailed(Exception):
-    """No answer came. The request may or may not have been received."""
 
 
 class Answer(NamedTuple):
@@ -74,13 +55,6 @@ class Answer(NamedTuple):
     """As many bytes as came within the limits, as they were sent: nothing is decompressed."""
     truncated: bool
     """Whether the body was cut off, by size, by time or by the receiver."""
-
-
-async def resolve(host: str, port: int) -> list[str]:
-    """Ask the system's resolver for every address of *host*, in the order to try them."""
-    loop = asyncio.get_running_loop()
-    answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in answers))
 
 
 class Courier:
@@ -98,7 +72,6 @@ class Courier:
         resolver: Resolver = resolve,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        self.allow_private = allow_private
         self._backend = GuardedBackend(resolver, allow_private=allow_private)
         self._ssl_context = ssl_context
 
@@ -166,100 +139,6 @@ async def close() -> None:
     """Close the connections of every courier in the running loop."""
     for courier in list(_pools.get(asyncio.get_running_loop(), {})):
         await courier.close()
-
-
-class GuardedBackend(httpcore2.AsyncNetworkBackend):
-    """Opens connections to judged addresses, and to nothing else."""
-
-    def __init__(
-        self,
-        resolver: Resolver,
-        *,
-        allow_private: bool,
-        dialler: httpcore2.AsyncNetworkBackend | None = None,
-    ) -> None:
-        self._resolve = resolver
-        self._allow_private = allow_private
-        self._dialler = dialler or httpcore2.AnyIOBackend()
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        addresses = await self._addresses(host, port)
-        # One bad answer among good ones is an attack or a mistake, so none is dialled.
-        for address in addresses:
-            self._check(host, address)
-        stream = await self._dial(addresses[:MOST_ADDRESSES], port, seconds=timeout or CONNECT_SECONDS)
-        try:
-            self._check(host, str(stream.get_extra_info("server_addr")[0]))
-        except BaseException:
-            await stream.aclose()
-            raise
-        return _Stream(stream)
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        raise httpcore2.ConnectError("unix sockets are never dialled")
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def _addresses(self, host: str, port: int) -> list[str]:
-        try:
-            async with asyncio.timeout(RESOLVE_SECONDS):
-                addresses = await self._resolve(host, port)
-        except TimeoutError:
-            raise DeliveryFailed(f"{host!r} wasn't resolved within {RESOLVE_SECONDS:g} seconds") from None
-        except (OSError, UnicodeError) as error:
-            raise DeliveryFailed(f"{host!r} can't be resolved: {error}") from error
-        if not addresses:
-            raise DeliveryFailed(f"{host!r} has no address")
-        return addresses
-
-    def _check(self, host: str, address: str) -> None:
-        verdict = judge(address, allow_private=self._allow_private)
-        if verdict is not None:
-            raise AddressRefused(host, verdict)
-
-    async def _dial(self, addresses: list[str], port: int, *, seconds: float) -> httpcore2.AsyncNetworkStream:
-        until = time.monotonic() + seconds
-        for tried, address in enumerate(addresses[:-1]):
-            # A dead first address must leave time for the others.
-            share = (until - time.monotonic()) / (len(addresses) - tried)
-            with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
-                return await self._dialler.connect_tcp(address, port, timeout=share)
-        return await self._dialler.connect_tcp(
-            addresses[-1], port, timeout=max(until - time.monotonic(), 0.001)
-        )
-
-
-class _Stream(httpcore2.AsyncNetworkStream):
-    """A stream that closes its socket when a handshake is cancelled; the library's forgets it."""
-
-    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
-        self._stream = stream
-        self.read = stream.read  # type: ignore[method-assign]
-        self.write = stream.write  # type: ignore[method-assign]
-        self.aclose = stream.aclose  # type: ignore[method-assign]
-        self.get_extra_info = stream.get_extra_info  # type: ignore[method-assign]
-
-    async def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore2.AsyncNetworkStream:
-        try:
-            return await self._stream.start_tls(ssl_context, server_hostname, timeout)
-        except BaseException:
-            await self._stream.aclose()
-            raise
 
 
 async def _read(response: httpcore2.Response, *, deadline: float) -> tuple[bytes, bool]:

@@ -13,7 +13,8 @@ import msgspec
 import fencepost
 from fencepost.domain.context import Context
 from fencepost.errors import Permanent, Retry
-from fencepost.handlers.delivery import TOTAL_SECONDS, AddressRefused, Answer, Courier, DeliveryFailed
+from fencepost.handlers.delivery import TOTAL_SECONDS, Answer, Courier
+from fencepost.handlers.dialler import AddressRefused, DeliveryFailed
 from fencepost.handlers.guard import Target, parse_target
 
 EXCERPT_BYTES = 4096

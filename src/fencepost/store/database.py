@@ -105,7 +105,12 @@ class Database:
     """
 
     def __init__(
-        self, dsn: str, *, schema: str = "fencepost", connections: int = 10, session: Mapping[str, str] | None = None
+        self,
+        dsn: str,
+        *,
+        schema: str = "fencepost",
+        connections: int = 10,
+        session: Mapping[str, str] | None = None,
     ) -> None:
         self.dsn = dsn
         self.schema = schema

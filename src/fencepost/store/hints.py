@@ -31,7 +31,10 @@ class Hints:
     """Decides when a hint is sent, for the producers of one event loop."""
 
     def __init__(
-        self, database: Database, *, local: Callable[[Iterable[int]], None] | None = None,
+        self,
+        database: Database,
+        *,
+        local: Callable[[Iterable[int]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database

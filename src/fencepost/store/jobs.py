@@ -127,7 +127,10 @@ class Jobs:
         queue_id = await self._queue_of(job_id)
         for _ in range(RACE_ROUNDS):
             rows = await self._database.fetch(
-                "cancel", id=job_id, queue_id=queue_id, channel=self._database.channel,
+                "cancel",
+                id=job_id,
+                queue_id=queue_id,
+                channel=self._database.channel,
                 hint=self._hints.cancellation(queue_id, job_id),
             )
             if rows:
@@ -145,7 +148,10 @@ class Jobs:
         """
         queue_id = await self._queue_of(job_id)
         rows = await self._database.fetch(
-            "retry", id=job_id, queue_id=queue_id, channel=self._database.channel,
+            "retry",
+            id=job_id,
+            queue_id=queue_id,
+            channel=self._database.channel,
             hint=self._hints.immediate({queue_id}),
         )
         if rows:

@@ -62,9 +62,7 @@ class Listing:
         except QueueNotFound:
             return Page([], None)
         values: dict[str, object] = {
-            "before": min(
-                before or _LAST_ID, first_id_at(which.until) if which.until is not None else _LAST_ID
-            ),
+            "before": min(before or _LAST_ID, first_id_at(which.until) if which.until is not None else _LAST_ID),
             "not_before": first_id_at(which.since) if which.since is not None else UUID(int=0),
             "scan_rows": SCAN_ROWS,
             "page_rows": limit + 1,

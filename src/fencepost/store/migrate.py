@@ -80,7 +80,10 @@ def steps() -> list[Step]:
 
 def script(schema: str) -> str:
     """All steps as one SQL text, for people whose migrations run elsewhere. Needs no connection."""
-    parts = [f"create schema if not exists {quote_schema(schema)};", qualify(_VERSION_TABLE, schema).strip() + ";"]
+    parts = [
+        f"create schema if not exists {quote_schema(schema)};",
+        qualify(_VERSION_TABLE, schema).strip() + ";",
+    ]
     for step in steps():
         parts.append(f"begin;\n{qualify(step.source, schema).strip()}\n{_recording(step, schema)};\ncommit;")
     return "\n\n".join(parts) + "\n"
@@ -142,7 +145,9 @@ async def _connect(database: Database) -> Any:
     options.pop("init")
     options["command_timeout"] = None
     options["server_settings"] = {
-        **options["server_settings"], "statement_timeout": "0", "lock_timeout": "3s",
+        **options["server_settings"],
+        "statement_timeout": "0",
+        "lock_timeout": "3s",
         "client_min_messages": "warning",
     }
     return await asyncpg.connect(database.dsn, **options)
@@ -186,7 +191,10 @@ async def _applied(connection: Any, schema: str) -> list[Applied]:
     if not present:
         return []
     rows = await connection.fetch(
-        qualify("select number, name, checksum, breaking, applied_at from fencepost.schema_version order by 1", schema)
+        qualify(
+            "select number, name, checksum, breaking, applied_at from fencepost.schema_version order by 1",
+            schema,
+        )
     )
     return [Applied(**dict(row)) for row in rows]
 

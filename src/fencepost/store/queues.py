@@ -88,7 +88,10 @@ class Queues:
     async def _set_paused(self, name: str, *, paused: bool) -> QueueState:
         queue_id = await self.id_of(name)
         await self._database.fetch(
-            "pause_queue", queue_id=queue_id, paused=paused, channel=self._database.channel,
+            "pause_queue",
+            queue_id=queue_id,
+            paused=paused,
+            channel=self._database.channel,
             hint=self._hints.immediate({queue_id}),
         )
         self._hints.committed({queue_id})

@@ -90,7 +90,13 @@ class WorkerStore:
         self.worker_id = worker_id
 
     async def claim(
-        self, queue_id: int, *, slots: int, cursors: dict[int, Position], lease_seconds: float, aging_seconds: float
+        self,
+        queue_id: int,
+        *,
+        slots: int,
+        cursors: dict[int, Position],
+        lease_seconds: float,
+        aging_seconds: float,
     ) -> Claim:
         """
         Take up to *slots* due jobs from a queue, most urgent first.
@@ -114,20 +120,34 @@ class WorkerStore:
                 snapshot, seen_at = row["snapshot"], row["seen_at"]
                 lanes.append(
                     LaneScan(
-                        priority=row["priority"], wanted=row["wanted"], shown=row["shown"], next_run_at=row["run_at"]
+                        priority=row["priority"],
+                        wanted=row["wanted"],
+                        shown=row["shown"],
+                        next_run_at=row["run_at"],
                     )
                 )
             else:
                 leases.append(
                     Lease(
-                        id=row["id"], queue_id=queue_id, token=row["token"], type=row["type"],
-                        priority=row["priority"], payload=row["payload"], attempt=row["attempt"],
-                        max_attempts=row["max_attempts"], timeout_seconds=row["timeout_seconds"],
-                        run_at=row["run_at"], locked_until=row["locked_until"], request_id=row["request_id"],
+                        id=row["id"],
+                        queue_id=queue_id,
+                        token=row["token"],
+                        type=row["type"],
+                        priority=row["priority"],
+                        payload=row["payload"],
+                        attempt=row["attempt"],
+                        max_attempts=row["max_attempts"],
+                        timeout_seconds=row["timeout_seconds"],
+                        run_at=row["run_at"],
+                        locked_until=row["locked_until"],
+                        request_id=row["request_id"],
                     )
                 )
         return Claim(
-            leases=leases, lanes=lanes, seen_at=seen_at, snapshot=None if snapshot is None else Snapshot.parse(snapshot)
+            leases=leases,
+            lanes=lanes,
+            seen_at=seen_at,
+            snapshot=None if snapshot is None else Snapshot.parse(snapshot),
         )
 
     async def settle(self, queue_id: int, outcomes: Sequence[Outcome]) -> dict[tuple[UUID, int], Status]:
@@ -155,7 +175,10 @@ class WorkerStore:
     async def extend(self, queue_id: int, held: Sequence[tuple[UUID, int]], *, lease_seconds: float) -> list[Extension]:
         """Renew leases from now on. One that is missing from the answer is lost."""
         rows = await self.database.fetch(
-            "extend", queue_id=queue_id, ids=[job_id for job_id, _ in held], tokens=[token for _, token in held],
+            "extend",
+            queue_id=queue_id,
+            ids=[job_id for job_id, _ in held],
+            tokens=[token for _, token in held],
             lease_seconds=lease_seconds,
         )
         return [Extension(row["id"], row["token"], row["cancel_requested"]) for row in rows]

@@ -1,0 +1,147 @@
+"""
+One PostgreSQL for the whole run, one database a test.
+
+The server is `TEST_DATABASE_URL` where that is set, else an embedded one of our own in
+a temporary folder. A migrated template is made once; each test that touches the
+database gets a clone of it (about 40 ms), so tests may commit and never see each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from fencepost.embedded import EmbeddedPostgres
+from fencepost.store.database import HOT_SESSION, Database
+from fencepost.store.hints import Hints
+from fencepost.store.jobs import Jobs
+from fencepost.store.listing import Listing
+from fencepost.store.migrate import migrate
+from fencepost.store.queues import Queues
+from fencepost.store.workers import WorkerStore
+
+TEMPLATE = "fencepost_template"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every coroutine test runs under anyio's plugin."""
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.add_marker(pytest.mark.anyio)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server's URL; the role may create databases."""
+    given = os.environ.get("TEST_DATABASE_URL")
+    if given:
+        yield given
+        return
+    # fsync off: no test here depends on surviving a power cut, and the machine's disk isn't what is tested.
+    folder: Path = tmp_path_factory.mktemp("postgres")
+    with EmbeddedPostgres(folder / "data", options={"fsync": "off", "max_connections": "200"}) as server:
+        yield server.dsn
+
+
+def with_database(url: str, name: str) -> str:
+    """The same server, another database."""
+    return urlunsplit(urlsplit(url)._replace(path="/" + name))
+
+
+async def _run(url: str, *statements: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture(scope="session")
+def template_url(server_url: str) -> str:
+    async def build() -> None:
+        await _run(server_url, f"drop database if exists {TEMPLATE}", f"create database {TEMPLATE}")
+        database = Database(with_database(server_url, TEMPLATE))
+        await database.open()
+        await migrate(database)
+        await WorkerStore(database, uuid.uuid4()).ensure_partitions(width_seconds=3 * 86400, ahead=3)
+        await database.close()
+
+    asyncio.run(build())
+    return with_database(server_url, TEMPLATE)
+
+
+@pytest.fixture
+def empty_url(server_url: str) -> Iterator[str]:
+    """A database without our schema."""
+    name = f"fencepost_{uuid.uuid4().hex[:12]}"
+    asyncio.run(_run(server_url, f"create database {name}"))
+    yield with_database(server_url, name)
+    asyncio.run(_run(server_url, f"drop database {name} with (force)"))
+
+
+@pytest.fixture
+def database_url(server_url: str, template_url: str) -> Iterator[str]:
+    """A database of the test's own, with the current schema and no jobs."""
+    name = f"fencepost_{uuid.uuid4().hex[:12]}"
+    asyncio.run(_run(server_url, f"create database {name} template {TEMPLATE}"))
+    yield with_database(server_url, name)
+    asyncio.run(_run(server_url, f"drop database {name} with (force)"))
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """An open pool, as the API has it."""
+    database = Database(database_url)
+    await database.open()
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def hot_database(database_url: str) -> AsyncIterator[Database]:
+    """An open pool, as a worker has it."""
+    database = Database(database_url, session=HOT_SESSION)
+    await database.open()
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def hints(database: Database) -> AsyncIterator[Hints]:
+    hints = Hints(database)
+    yield hints
+    await hints.close()
+
+
+@pytest.fixture
+def queues(database: Database, hints: Hints) -> Queues:
+    return Queues(database, hints)
+
+
+@pytest.fixture
+def jobs(database: Database, queues: Queues, hints: Hints) -> Jobs:
+    return Jobs(database, queues, hints)
+
+
+@pytest.fixture
+def listing(database: Database, queues: Queues) -> Listing:
+    return Listing(database, queues)
+
+
+@pytest.fixture
+def worker_store(hot_database: Database) -> WorkerStore:
+    return WorkerStore(hot_database, uuid.uuid4())
