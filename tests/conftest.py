@@ -24,7 +24,7 @@ from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
 from fencepost.store.listing import Listing
-from fencepost.store.migrate import migrate
+from fencepost.store.migrate import prepare
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
 
@@ -76,8 +76,7 @@ def template_url(server_url: str) -> str:
         await _run(server_url, f"drop database if exists {TEMPLATE}", f"create database {TEMPLATE}")
         database = Database(with_database(server_url, TEMPLATE))
         await database.open()
-        await migrate(database)
-        await WorkerStore(database, uuid.uuid4()).ensure_partitions(width_seconds=3 * 86400, ahead=3)
+        await prepare(database, partition_days=3)
         await database.close()
 
     asyncio.run(build())

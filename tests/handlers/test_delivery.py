@@ -120,7 +120,7 @@ async def test_an_endless_slow_body_gives_the_slot_back(monkeypatch: pytest.Monk
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    answer = await post_to(drip)
+    answer = await post_to(drip, seconds=60.0)
     assert (answer.status, answer.truncated) == (200, True)
     assert set(answer.body) == set(b"x")
 
@@ -277,9 +277,7 @@ async def test_no_more_than_a_few_addresses_are_tried() -> None:
     addresses = [f"1.1.1.{n}" for n in range(1, 100)]
     dialler = Dialler(dead=addresses)
     with pytest.raises(httpcore2.ConnectTimeout):
-        await GuardedBackend(Names([addresses]), allow_private=False, dialler=dialler).connect_tcp(
-            "many.test", 80
-        )
+        await GuardedBackend(Names([addresses]), allow_private=False, dialler=dialler).connect_tcp("many.test", 80)
     assert dialler.dialled == addresses[: dialling.MOST_ADDRESSES]
 
 
@@ -288,14 +286,19 @@ async def test_unix_sockets_are_never_dialled() -> None:
         await GuardedBackend(Names(), allow_private=True).connect_unix_socket("/run/docker.sock")
 
 
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "localhost", "LOCALHOST.", "①②⑦.0.0.1"]
-)
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "localhost", "LOCALHOST.", "①②⑦.0.0.1"])
 async def test_literals_and_real_names_take_the_same_path(host: str) -> None:
     async with receiving(answering("200 OK")) as receiver:
         with pytest.raises(AddressRefused, match="a loopback address"):
             await post(Courier(allow_private=False), receiver, name=host)
         assert receiver.connections == 0
+
+
+async def test_an_ipv6_literal_is_in_brackets_in_the_host_header() -> None:
+    async with receiving(answering("200 OK")) as receiver:
+        courier = Courier(allow_private=True, resolver=Names())
+        await post(courier, receiver, name="[2606:4700::1111]")
+        assert receiver.requests[0].header("host") == f"[2606:4700::1111]:{receiver.port}"
 
 
 async def test_a_literal_is_reached_when_allowed() -> None:
@@ -304,9 +307,7 @@ async def test_a_literal_is_reached_when_allowed() -> None:
         assert receiver.requests[0].header("host") == f"127.0.0.1:{receiver.port}"
 
 
-@pytest.mark.parametrize(
-    "error", [socket.gaierror(-2, "Name or service not known"), UnicodeError("too long")]
-)
+@pytest.mark.parametrize("error", [socket.gaierror(-2, "Name or service not known"), UnicodeError("too long")])
 async def test_a_name_that_does_not_resolve_is_a_failure(error: Exception) -> None:
     async def fail(host: str, port: int) -> list[str]:
         raise error
@@ -377,12 +378,8 @@ async def test_tls_and_host_keep_the_name_while_a_literal_is_dialled(certificate
         assert names.asked == ["hooks.test"]
 
 
-@pytest.mark.parametrize(
-    ("name", "trusted"), [("other.test", True), ("127.0.0.1", True), ("hooks.test", False)]
-)
-async def test_a_certificate_for_somebody_else_is_a_failure(
-    certificate: Path, name: str, trusted: bool
-) -> None:
+@pytest.mark.parametrize(("name", "trusted"), [("other.test", True), ("127.0.0.1", True), ("hooks.test", False)])
+async def test_a_certificate_for_somebody_else_is_a_failure(certificate: Path, name: str, trusted: bool) -> None:
     trust = ssl.create_default_context(cafile=certificate / "cert.pem") if trusted else None
     async with receiving(answering("200 OK"), tls=server_context(certificate, [])) as receiver:
         courier = Courier(allow_private=True, resolver=Names(), ssl_context=trust)

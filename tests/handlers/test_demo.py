@@ -51,9 +51,7 @@ async def test_fail_test_always_fails(payload: object) -> None:
 
 @pytest.mark.parametrize("to", ["a@example.com", ["a@example.com", "b@example.com"]])
 @pytest.mark.anyio
-async def test_send_email_only_says_what_it_would_do(
-    to: str | list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_send_email_only_says_what_it_would_do(to: str | list[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "fencepost.handlers"):
         result = await send_email(a_context(), EmailPayload(to=to, subject="Hi\nthere"))
     assert result == {"sent": False, "to": [to] if isinstance(to, str) else to}

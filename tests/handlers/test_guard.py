@@ -97,6 +97,24 @@ def test_the_reason_never_tells_the_address() -> None:
         assert address not in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1", "a loopback address"),
+        ("::ffff:10.0.0.1", "a private address"),
+        ("169.254.169.254", "a cloud metadata service"),
+        ("192.0.0.192", "a cloud metadata service"),
+        ("::", "an unspecified address"),
+        ("ff02::1", "a multicast address"),
+        ("2001::1", "a Teredo address"),
+        ("2002:7f00:1::", "a 6to4 address"),
+        ("64:ff9b::1.1.1.1", "a NAT64 address"),
+    ],
+)
+def test_the_reason_says_what_the_address_is(address: str, reason: str) -> None:
+    assert forbidden(address) == reason
+
+
 @given(st.integers(0, 2**32 - 1))
 def test_a_mapped_address_is_judged_as_the_one_inside(number: int) -> None:
     mapped = IPv6Address((0xFFFF << 32) | number)
@@ -279,6 +297,8 @@ def test_refusals_never_repeat_credentials() -> None:
         with pytest.raises(ValueError, match=r"^(has|must|needs|is) ") as caught:
             parse_target(url)
         assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="send an Authorization header instead"):
+        parse_target("http://user:secret@example.com/")
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=40))

@@ -154,6 +154,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     id: UUID
     queue_id: int
+    queue: str
     token: int
     type: str
     priority: int

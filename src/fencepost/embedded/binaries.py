@@ -124,9 +124,7 @@ def _candidates() -> Iterator[Path]:
 
 def _folder_of_pg_config(pg_config: str) -> Iterator[Path]:
     try:
-        answer = subprocess.run(
-            [pg_config, "--bindir"], capture_output=True, text=True, timeout=10, check=True
-        )
+        answer = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return
     yield Path(answer.stdout.strip())

@@ -174,9 +174,7 @@ def end_leftover(data: Path) -> int | None:
                 left = PidFile.read(data)
                 return left.pid if left else None
             time.sleep(0.02)
-    raise EmbeddedError(
-        f"An earlier PostgreSQL server on {data}, process {seen.pid}, doesn't stop. End it by hand."
-    )
+    raise EmbeddedError(f"An earlier PostgreSQL server on {data}, process {seen.pid}, doesn't stop. End it by hand.")
 
 
 def runs_on(pid: int, data: Path) -> bool:
@@ -189,12 +187,7 @@ def _command_line(pid: int) -> str:
     """Read how *pid* was started; empty for a process that is gone, or dead and not collected."""
     if Path("/proc/self/cmdline").exists():
         try:
-            return (
-                Path(f"/proc/{pid}/cmdline")
-                .read_bytes()
-                .replace(b"\0", b" ")
-                .decode(errors="surrogateescape")
-            )
+            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="surrogateescape")
         except OSError:
             return ""
     try:

@@ -45,9 +45,7 @@ def shimmed(
     return [*prefix, str(os.getpid()), str(int(death_signal)), identity.way, str(folder), *map(str, command)]
 
 
-def run(
-    command: Sequence[str | Path], *, identity: Identity, folder: Path, script: str = ""
-) -> tuple[bool, str]:
+def run(command: Sequence[str | Path], *, identity: Identity, folder: Path, script: str = "") -> tuple[bool, str]:
     """Run *command* to its end; say whether it succeeded and what it printed."""
     try:
         done = subprocess.run(

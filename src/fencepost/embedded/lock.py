@@ -18,7 +18,7 @@ from pathlib import Path
 from fencepost.embedded.folders import open_private
 from fencepost.errors import EmbeddedError
 
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 1.0
 """How long a killed owner may take to be gone before it counts as a living one."""
 
 

@@ -70,8 +70,7 @@ def _ways_for_user(owner: int | None, data: Path) -> Iterator[Identity]:
     uid, gid = os.geteuid(), os.getegid()
     if owner not in (None, uid):
         raise EmbeddedError(
-            f"{data} belongs to {_name(owner)}. "
-            "Start fencepost as that user, or set DATA_DIR to a folder of yours."
+            f"{data} belongs to {_name(owner)}. Start fencepost as that user, or set DATA_DIR to a folder of yours."
         )
     itself = Identity("itself", "as the current user", uid, gid)
     if _account(uid) is None:  # `docker run --user 1234`; initdb wants a name for every uid

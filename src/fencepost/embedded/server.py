@@ -211,9 +211,7 @@ class EmbeddedPostgres:
         Processes of a server that was killed may hold its memory for a moment; PostgreSQL
         refuses to start until they are gone, and we try again.
         """
-        command = shimmed(
-            self._server_command(), identity=identity, folder=self._data_dir, death_signal=signal.SIGINT
-        )
+        command = shimmed(self._server_command(), identity=identity, folder=self._data_dir, death_signal=signal.SIGINT)
         # PostgreSQL takes a pid file that names this process for its starter's, and so for
         # stale, but still checks that none of the old server's processes is left.
         env = environment({"PG_GRANDPARENT_PID": str(stale_pid)} if stale_pid else None)
@@ -229,9 +227,7 @@ class EmbeddedPostgres:
             finally:
                 os.close(log)
             if "still in use" not in printed or time.monotonic() > deadline:
-                raise EmbeddedError(
-                    f"The private PostgreSQL did not start:\n{tail(printed)}\nSee {self._log}."
-                )
+                raise EmbeddedError(f"The private PostgreSQL did not start:\n{tail(printed)}\nSee {self._log}.")
             time.sleep(0.1)
 
     def _server_command(self) -> list[str]:

@@ -130,9 +130,7 @@ class Courier:
             await pool.aclose()
 
 
-_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Courier, httpcore2.AsyncConnectionPool]] = (
-    WeakKeyDictionary()
-)
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Courier, httpcore2.AsyncConnectionPool]] = WeakKeyDictionary()
 
 
 async def close() -> None:

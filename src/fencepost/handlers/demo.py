@@ -53,7 +53,5 @@ async def fail_test(context: Context, payload: object) -> object:
 async def send_email(context: Context, payload: EmailPayload) -> dict[str, object]:
     """Log what would be sent. Nothing is sent."""
     recipients = [payload.to] if isinstance(payload.to, str) else payload.to
-    _logger.info(
-        "would send an email to %r with the subject %r, for job %s", recipients, payload.subject, context.id
-    )
+    _logger.info("would send an email to %r with the subject %r, for job %s", recipients, payload.subject, context.id)
     return {"sent": False, "to": recipients}

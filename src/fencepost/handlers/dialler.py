@@ -120,9 +120,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
             share = (until - time.monotonic()) / (len(addresses) - tried)
             with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 return await self._dialler.connect_tcp(address, port, timeout=share)
-        return await self._dialler.connect_tcp(
-            addresses[-1], port, timeout=max(until - time.monotonic(), 0.001)
-        )
+        return await self._dialler.connect_tcp(addresses[-1], port, timeout=max(until - time.monotonic(), 0.001))
 
 
 class _Stream(httpcore2.AsyncNetworkStream):

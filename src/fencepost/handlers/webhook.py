@@ -131,9 +131,7 @@ def _raise_for_status(target: Target, answer: Answer) -> None:
     if status == 429 or status >= 500:
         raise Retry(message, after=read_retry_after(answer.retry_after, now=time.time()))
     if 300 <= status < 400:
-        raise Permanent(
-            f"POST {target}: the answer was {status}, and redirects aren't followed; use the final URL"
-        )
+        raise Permanent(f"POST {target}: the answer was {status}, and redirects aren't followed; use the final URL")
     raise Permanent(message)
 
 

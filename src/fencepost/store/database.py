@@ -124,6 +124,11 @@ class Database:
         """The notification channel of this schema: two schemas of one database never hear each other."""
         return f"fencepost:{self.schema}"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether `open` has succeeded. Says nothing about the server right now; `ping` does."""
+        return self._pool is not None
+
     async def open(self) -> None:
         """Connect once, to see that it works. Raises DatabaseUnavailable."""
         with translated():
@@ -202,6 +207,11 @@ def translated() -> Iterator[None]:
         text = str(error).strip().splitlines()
         reason = text[0] if text else type(error).__name__
         raise DatabaseUnavailable(f"the database is not available: {reason}") from error
+    except asyncpg.CheckViolationError as error:
+        if error.constraint_name:
+            raise
+        # A row on its way to the default partition, while the partition it belongs to was being attached.
+        raise DatabaseUnavailable("the database's partitions changed under this statement; try again") from error
 
 
 async def _pass_json_through(connection: Any) -> None:

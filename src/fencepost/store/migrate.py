@@ -26,6 +26,8 @@ from fencepost.store.database import Database, translated
 from fencepost.store.statements import qualify, quote_schema
 
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
+PARTITIONS_AHEAD = 3
+"""How many time partitions are kept ready ahead of need."""
 _ROUNDS = 20
 _LOWEST_SERVER = 140000
 
@@ -121,6 +123,23 @@ async def migrate(database: Database) -> list[Step]:
         "the schema could not be brought up to date: another transaction keeps a table locked; "
         "look for a long one in pg_stat_activity and run `fencepost migrate` again"
     )
+
+
+async def prepare(database: Database, *, partition_days: int) -> list[Step]:
+    """
+    Make *database* ready for use: `migrate`, and partitions for the coming days. Returns the new steps.
+
+    Rows that arrive before their partition is there are kept all the same, in the default one.
+    """
+    done = await migrate(database)
+    for attempt in range(_ROUNDS):
+        try:
+            await database.fetch("ensure_partitions", width_seconds=partition_days * 86400.0, ahead=PARTITIONS_AHEAD)
+            break
+        except DatabaseUnavailable:
+            # A table is locked just now. The workers' maintenance tries again every hour; there are days left.
+            await asyncio.sleep(0.05 * (attempt + 1))
+    return done
 
 
 def check(known: list[Step], found: list[Applied]) -> None:

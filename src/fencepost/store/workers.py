@@ -11,6 +11,7 @@ import msgspec
 from fencepost.domain.job import Lease, Status
 from fencepost.domain.outcome import Outcome
 from fencepost.store.database import Database
+from fencepost.store.migrate import PARTITIONS_AHEAD
 
 
 class Position(msgspec.Struct, frozen=True, order=True):
@@ -25,6 +26,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     xmax: int
     running: frozenset[int]
+
+    def sees_end_of(self, transaction: int) -> bool:
+        """Whether *transaction* had ended, so that whatever it left was visible."""
+        return transaction < self.xmax and transaction not in self.running
 
     @classmethod
     def parse(cls, text: str) -> Snapshot:
@@ -88,6 +93,7 @@ class WorkerStore:
     def __init__(self, database: Database, worker_id: UUID) -> None:
         self.database = database
         self.worker_id = worker_id
+        self._queue_names: dict[int, str] = {}
 
     async def claim(
         self,
@@ -105,6 +111,7 @@ class WorkerStore:
         an empty answer means "nothing free now", not "nothing there". The order is exact
         within one call and approximate between workers.
         """
+        queue = await self._queue_name(queue_id)
         rows = await self.database.fetch(
             "claim",
             queue_id=queue_id,
@@ -131,6 +138,7 @@ class WorkerStore:
                     Lease(
                         id=row["id"],
                         queue_id=queue_id,
+                        queue=queue,
                         token=row["token"],
                         type=row["type"],
                         priority=row["priority"],
@@ -149,6 +157,14 @@ class WorkerStore:
             seen_at=seen_at,
             snapshot=None if snapshot is None else Snapshot.parse(snapshot),
         )
+
+    async def _queue_name(self, queue_id: int) -> str:
+        """A queue's name, which never changes."""
+        if queue_id not in self._queue_names:
+            rows = await self.database.fetch("queue_name", queue_id=queue_id)
+            # A hint may name anything: without such a queue the claim finds nothing, and the name isn't needed.
+            self._queue_names[queue_id] = rows[0]["name"] if rows else ""
+        return self._queue_names[queue_id]
 
     async def settle(self, queue_id: int, outcomes: Sequence[Outcome]) -> dict[tuple[UUID, int], Status]:
         """
@@ -199,7 +215,7 @@ class WorkerStore:
             seen_at=head["seen_at"],
         )
 
-    async def due_queues(self, cursors: dict[int, dict[int, Position]]) -> list[DueQueue]:
+    async def due_queues(self, cursors: dict[int, dict[int, Position]]) -> tuple[Snapshot, list[DueQueue]]:
         """Which queues have a job due, and when the next one of each will be."""
         lanes = [(queue_id, lane, at) for queue_id, queue in cursors.items() for lane, at in queue.items()]
         rows = await self.database.fetch(
@@ -209,7 +225,13 @@ class WorkerStore:
             lane_run_at=[at.run_at for _, _, at in lanes],
             lane_ids=[at.id for _, _, at in lanes],
         )
-        return [DueQueue(**dict(row)) for row in rows]
+        snapshot = next(row["snapshot"] for row in rows if row["queue_id"] is None)
+        due = [
+            DueQueue(queue_id=row["queue_id"], due=row["due"], next_run_at=row["next_run_at"], seen_at=row["seen_at"])
+            for row in rows
+            if row["queue_id"] is not None
+        ]
+        return Snapshot.parse(snapshot), due
 
     async def first_pending(self, queue_id: int, after: dict[int, Position]) -> dict[int, Position]:
         """The first due job of each lane after a place, or after its start where none is given."""
@@ -230,9 +252,11 @@ class WorkerStore:
         """Remove this process from the list of workers, and those not heard of for a while."""
         await self.database.fetch("forget_workers", id=self.worker_id, silence_seconds=silence_seconds)
 
-    async def ensure_partitions(self, *, width_seconds: float, ahead: int) -> int:
+    async def ensure_partitions(self, *, partition_days: int) -> int:
         """Make the time partitions that will soon be needed; returns for how many ranges."""
-        rows = await self.database.fetch("ensure_partitions", width_seconds=width_seconds, ahead=ahead)
+        rows = await self.database.fetch(
+            "ensure_partitions", width_seconds=partition_days * 86400.0, ahead=PARTITIONS_AHEAD
+        )
         return int(rows[0]["made"])
 
 

@@ -151,7 +151,8 @@ as $$
 -- Makes the partitions that ids of the coming `ahead` × `width` will need; returns how many ranges were new.
 --
 -- Locks: share update exclusive on the three tables, and for an instant access exclusive on their default
--- partitions. The caller sets a short lock_timeout and tries again later: there are days to do it in.
+-- partitions. When they aren't to be had at once it fails, and is tried again later: there are days to do it in,
+-- and waiting would hold up every claim behind it.
 declare
     range_start timestamptz;
     range_end timestamptz;
@@ -159,6 +160,7 @@ declare
     parent text;
     part text;
 begin
+    perform set_config('lock_timeout', '200ms', true);
     perform pg_advisory_xact_lock(hashtextextended('partitions of ' || 'fencepost.jobs'::regclass::oid, 0));
     select greatest(max(ends_at), date_bin(width, clock_timestamp(), timestamptz '2020-01-06 00:00+00'))
       into range_start

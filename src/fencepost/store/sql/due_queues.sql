@@ -2,9 +2,13 @@
 --
 -- Run once a poll by an idle dispatcher, so that a thousand queues don't mean a thousand statements.
 -- Parameters: the lanes' cursors, as in claim.sql, for all queues at once.
+-- Returns: a row first with this statement's snapshot (queue_id null), then a row a queue that isn't empty.
 -- Index: pending_lane, from the cursor on. Locks: none.
+select null::int as queue_id, null::bool as due, null::timestamptz as next_run_at, now() as seen_at,
+       cast(pg_current_snapshot() as text) as snapshot
+union all
 select l.queue_id, bool_or(p.run_at <= now()) as due, min(p.run_at) filter (where p.run_at > now()) as next_run_at,
-       now() as seen_at
+       now() as seen_at, null
   from fencepost.lanes l
   join fencepost.queues q on q.id = l.queue_id and q.paused_at is null
   left join unnest(

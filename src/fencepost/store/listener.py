@@ -1,0 +1,91 @@
+"""
+Hear the hints of other processes.
+
+One connection that listens and does nothing else, so it is never inside a
+transaction. It is asked for a sign of life now and then, because a connection that a
+firewall forgot looks open and brings nothing; when it is replaced, the callback for a
+new connection runs, so that whatever was missed meanwhile is looked for at once.
+
+Hints may be lost. Everything they announce is also found by polling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+
+from fencepost.errors import DatabaseUnavailable
+from fencepost.store.database import Database, translated
+
+log = logging.getLogger("fencepost.listener")
+
+PROBE_SECONDS = 15.0
+_ANSWER_SECONDS = 3.0
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Listener:
+    """Listens on a schema's channel, and reconnects for as long as `run` runs."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        heard: Callable[[str], None],
+        connected: Callable[[], None],
+        probe_seconds: float = PROBE_SECONDS,
+    ) -> None:
+        self._database = database
+        self._heard = heard
+        self._connected = connected
+        self._probe_seconds = probe_seconds
+        self.is_connected = False
+
+    async def run(self) -> None:
+        """Listen until cancelled. Survives every database error."""
+        failures = 0
+        while True:
+            try:
+                await self._listen()
+            except DatabaseUnavailable as error:
+                log.warning("not listening for hints; polling goes on", extra={"reason": str(error)})
+            except Exception:
+                log.exception("fault while listening for hints; polling goes on")
+            failures = 0 if self.is_connected else failures + 1
+            self.is_connected = False
+            pause = min(0.1 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    async def _listen(self) -> None:
+        lost = asyncio.Event()
+        with translated():
+            connection: Any = await asyncpg.connect(self._database.dsn, **self._options())
+            try:
+                connection.add_termination_listener(lambda _: lost.set())
+                await connection.add_listener(self._database.channel, self._take)
+                self.is_connected = True
+                self._connected()
+                while not lost.is_set():
+                    try:
+                        await asyncio.wait_for(lost.wait(), self._probe_seconds)
+                    except TimeoutError:
+                        await connection.execute("select 1", timeout=_ANSWER_SECONDS)
+            finally:
+                connection.terminate()
+
+    def _options(self) -> dict[str, Any]:
+        options = self._database.connect_options()
+        options.pop("init")
+        return options
+
+    def _take(self, connection: Any, pid: int, channel: str, payload: object) -> None:
+        try:
+            self._heard(str(payload))
+        except (ValueError, LookupError):
+            # Anybody may send on the channel; what can't be read is only a hint that means nothing to us.
+            log.warning("a hint could not be read", extra={"hint": str(payload)[:100]})

@@ -1,0 +1,45 @@
+"""One attempt while it runs, and what may interrupt it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from uuid import UUID
+
+from fencepost.domain.job import Lease
+from fencepost.domain.outcome import Ending
+
+Key = tuple[UUID, int]
+"""A job's id and the attempt's lease token."""
+
+
+class Attempt:
+    """
+    An attempt from its claim until its outcome is written.
+
+    `interruption` says who stopped it, so that a cancelled handler can be told from one
+    that raised CancelledError by itself. The first interruption counts, except that a
+    lost lease overrides whatever came before: nothing may be written any more.
+    """
+
+    __slots__ = ("abandoned", "ended_at", "interruption", "lease", "started_at", "task", "timer")
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.interruption: Ending | None = None
+        self.abandoned = False
+        """Its outcome was decided while its handler still runs, because the handler won't stop."""
+        self.started_at = time.monotonic()
+        self.ended_at: float | None = None
+
+    @property
+    def key(self) -> Key:
+        """What names this attempt and no other."""
+        return self.lease.id, self.lease.token
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run, or did."""
+        return (self.ended_at or time.monotonic()) - self.started_at

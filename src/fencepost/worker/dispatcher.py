@@ -1,0 +1,216 @@
+"""
+Claim jobs for free slots, and hand them over.
+
+One dispatcher a process serves every queue. A hint, a due time or a poll says that a
+queue may have something; then a claim for all free slots goes there. Nothing is ever
+claimed that can't start at once, so no lease runs down in a line in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from fencepost.domain.job import Lease
+from fencepost.errors import DatabaseUnavailable
+from fencepost.store.workers import Claim, WorkerStore
+from fencepost.worker.cursors import Cursors, Starts
+
+log = logging.getLogger("fencepost.worker")
+
+BLIND_LOOK_SECONDS = 60.0
+"""How often lanes are looked at from their beginning, for a clock that was set back."""
+CONTENDED_SECONDS = 0.005
+"""When a claim saw more due jobs than it got, others were taking them: how long until the next try."""
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Dispatcher:
+    """
+    Feeds one process's slots.
+
+    *free* says how many jobs may start now; *slot_freed* is set when that has grown.
+    *hand_over* starts leases. `wake` may be called at any time, from the loop's thread.
+    """
+
+    def __init__(
+        self,
+        store: WorkerStore,
+        *,
+        free: Callable[[], int],
+        slot_freed: asyncio.Event,
+        hand_over: Callable[[list[Lease]], None],
+        lease_seconds: float,
+        aging_seconds: float,
+        poll_seconds: float,
+    ) -> None:
+        self._store = store
+        self._free = free
+        self._slot_freed = slot_freed
+        self._hand_over = hand_over
+        self._lease_seconds = lease_seconds
+        self._aging_seconds = aging_seconds
+        self._poll_seconds = poll_seconds
+        self._cursors: dict[int, Cursors] = {}
+        self._ready: dict[int, None] = {}
+        """Queues that may have something due, in turn."""
+        self._due_at: dict[int, float] = {}
+        """Queues whose next scheduled job is due then, by the monotonic clock."""
+        self._woken = asyncio.Event()
+        self._next_poll = 0.0
+        self._next_blind_look = time.monotonic() + BLIND_LOOK_SECONDS
+        self._look: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    def wake(self, queue_ids: Iterable[int]) -> None:
+        """These queues may have something due."""
+        self._ready.update(dict.fromkeys(queue_ids))
+        self._woken.set()
+
+    def poll_now(self) -> None:
+        """Anything may have changed: look at all queues."""
+        self._next_poll = 0.0
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Claim no more. `run` returns after a claim that is under way."""
+        self._stopping = True
+        self._woken.set()
+        self._slot_freed.set()
+
+    async def run(self) -> None:
+        """Claim until stopped. Survives every database error."""
+        failures = 0
+        while not self._stopping:
+            try:
+                await self._step()
+                failures = 0
+            except Exception as error:
+                failures += 1
+                pause = min(0.1 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
+                if isinstance(error, DatabaseUnavailable):
+                    log.warning("can't claim jobs", extra={"reason": str(error), "retry_in_seconds": round(pause, 3)})
+                else:
+                    log.exception("fault while claiming jobs")
+                self._start_over()
+                await self._wait(pause)
+        if self._look is not None:
+            self._look.cancel()
+            await asyncio.wait([self._look])
+
+    def _start_over(self) -> None:
+        """The next connection may lead to another server, with other clocks and transactions."""
+        for cursors in self._cursors.values():
+            cursors.forget()
+        self._due_at.clear()
+        self._next_poll = 0.0
+
+    async def _step(self) -> None:
+        self._look_behind()
+        if self._free() <= 0:
+            self._slot_freed.clear()
+            if self._free() <= 0 and not self._stopping:
+                await self._slot_freed.wait()
+            return
+        now = time.monotonic()
+        if now >= self._next_poll:
+            await self._poll()
+        for queue_id in [queue_id for queue_id, at in self._due_at.items() if at <= now]:
+            del self._due_at[queue_id]
+            self._ready[queue_id] = None
+        if self._ready:
+            await self._claim(next(iter(self._ready)))
+            return
+        self._woken.clear()
+        if not self._ready and not self._stopping and self._next_poll:
+            await self._wait(min([self._next_poll, *self._due_at.values()]) - time.monotonic())
+
+    async def _wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), max(seconds, 0))
+
+    async def _poll(self) -> None:
+        self._next_poll = time.monotonic() + self._poll_seconds
+        starts = {queue_id: cursors.starts() for queue_id, cursors in self._cursors.items()}
+        snapshot, queues = await self._store.due_queues(starts)
+        for cursors in self._cursors.values():
+            cursors.observed(snapshot)
+        for queue in queues:
+            if queue.due:
+                self._ready[queue.queue_id] = None
+            if queue.next_run_at is not None:
+                self._plan(queue.queue_id, (queue.next_run_at - queue.seen_at).total_seconds())
+
+    def _plan(self, queue_id: int, seconds: float) -> None:
+        at = time.monotonic() + max(seconds, 0)
+        self._due_at[queue_id] = min(at, self._due_at.get(queue_id, at))
+
+    async def _claim(self, queue_id: int) -> None:
+        slots = max(1, self._free() // len(self._ready))
+        del self._ready[queue_id]
+        cursors = self._cursors.setdefault(queue_id, Cursors())
+        starts = cursors.starts()
+        claim = await self._store.claim(
+            queue_id,
+            slots=slots,
+            cursors=starts,
+            lease_seconds=self._lease_seconds,
+            aging_seconds=self._aging_seconds,
+        )
+        if claim.leases:
+            self._hand_over(self._in_order(claim))
+        again = cursors.claimed(starts, claim)
+        if again or len(claim.leases) == slots:
+            # To the end of the line: other queues get their turn first.
+            self._ready[queue_id] = None
+        elif len(claim.lanes) > 1 and sum(lane.wanted for lane in claim.lanes) == slots:
+            # The merge counted on jobs that others are taking right now; there may be more behind them.
+            self._plan(queue_id, CONTENDED_SECONDS)
+        for lane in claim.lanes:
+            if lane.next_run_at is not None and claim.seen_at is not None:
+                self._plan(queue_id, (lane.next_run_at - claim.seen_at).total_seconds())
+
+    def _in_order(self, claim: Claim) -> list[Lease]:
+        """The most urgent first, as claim.sql merges the lanes."""
+        if len(claim.lanes) < 2:
+            return claim.leases
+        if not self._aging_seconds:
+            return sorted(claim.leases, key=lambda lease: (-lease.priority, lease.run_at, lease.id))
+        return sorted(
+            claim.leases, key=lambda lease: (lease.run_at.timestamp() - lease.priority * self._aging_seconds, lease.id)
+        )
+
+    def _look_behind(self) -> None:
+        """Start looking after old transactions that have ended, beside the claims."""
+        if self._look is not None and not self._look.done():
+            return
+        if time.monotonic() >= self._next_blind_look:
+            self._next_blind_look = time.monotonic() + BLIND_LOOK_SECONDS
+            self._look = asyncio.get_running_loop().create_task(self._look_everywhere())
+            return
+        for queue_id, cursors in self._cursors.items():
+            if cursors.to_look_after() is not None:
+                self._look = asyncio.get_running_loop().create_task(self._look_after(queue_id, cursors))
+                return
+
+    async def _look_everywhere(self) -> None:
+        for queue_id, cursors in list(self._cursors.items()):
+            await self._look_from(queue_id, cursors, set(), {})
+
+    async def _look_after(self, queue_id: int, cursors: Cursors) -> None:
+        what = cursors.to_look_after()
+        if what is not None:
+            await self._look_from(queue_id, cursors, *what)
+
+    async def _look_from(self, queue_id: int, cursors: Cursors, suspects: set[int], starts: Starts) -> None:
+        try:
+            found = await self._store.first_pending(queue_id, starts)
+        except DatabaseUnavailable:
+            # The claims will meet the same, and start over.
+            return
+        if cursors.looked_after(suspects, found):
+            self.wake([queue_id])

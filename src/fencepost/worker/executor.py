@@ -1,0 +1,247 @@
+"""
+Run attempts, each to its Outcome.
+
+A straight line: find the type, read the payload, call the handler, name the ending.
+Whatever a handler does (raise, hang, exit, refuse to stop) ends in an Outcome, and
+never reaches the loop that runs the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from fencepost.app import JobType
+from fencepost.domain import outcome
+from fencepost.domain.backoff import Backoff
+from fencepost.domain.context import Context
+from fencepost.domain.job import Lease
+from fencepost.domain.outcome import Ending, Outcome
+from fencepost.domain.text import storable_json
+from fencepost.telemetry.events import Events
+from fencepost.worker.attempt import Attempt
+
+log = logging.getLogger("fencepost.worker")
+
+GRACE_SECONDS = 5.0
+"""What a cancelled handler gets to stop, before its outcome is decided without it."""
+
+
+class Executor:
+    """
+    Runs up to `slots` attempts at once in the current event loop.
+
+    A slot is taken from the claim until the handler has really returned: a handler that
+    won't stop keeps its slot, so the number of threads and tasks stays bounded.
+    """
+
+    def __init__(
+        self,
+        types: Mapping[str, JobType],
+        *,
+        slots: int,
+        timeout_seconds: float,
+        backoff: Backoff,
+        max_result_bytes: int,
+        settle: Callable[[Attempt, Outcome | None], None],
+        events: Events,
+    ) -> None:
+        self._types = types
+        self._slots = slots
+        self._timeout_seconds = timeout_seconds
+        self._backoff = backoff
+        self._max_result_bytes = max_result_bytes
+        self._settle = settle
+        self._events = events
+        self._encode = msgspec.json.Encoder().encode
+        self.running: dict[tuple[object, int], Attempt] = {}
+        """Attempts whose handler hasn't returned, by key."""
+        self.slot_freed = asyncio.Event()
+
+    @property
+    def free(self) -> int:
+        """How many more attempts may start."""
+        return self._slots - len(self.running)
+
+    def timeout_of(self, lease: Lease) -> float:
+        """The longest run of this attempt, in seconds."""
+        return lease.timeout_seconds or self._timeout_seconds
+
+    def start(self, attempt: Attempt) -> None:
+        """Begin an attempt. Its outcome goes to `settle`."""
+        self.running[attempt.key] = attempt
+        self._events.started()
+        lease = attempt.lease
+        if log.isEnabledFor(logging.INFO):
+            log.info(
+                "job started",
+                extra={
+                    "job_id": str(lease.id),
+                    "job_type": lease.type,
+                    "attempt": lease.attempt,
+                    "request_id": lease.request_id,
+                },
+            )
+        loop = asyncio.get_running_loop()
+        attempt.task = loop.create_task(self._run(attempt))
+        attempt.timer = loop.call_later(self.timeout_of(lease), self.interrupt, attempt, Ending.TIMED_OUT)
+
+    def interrupt(self, attempt: Attempt, ending: Ending) -> None:
+        """
+        Stop an attempt: its time is up, it was cancelled, we shut down, or its lease is lost.
+
+        An async handler is cancelled, and gets a moment to clean up. A thread can't be
+        stopped: its outcome is decided at once, and its slot stays taken until it returns.
+        """
+        if attempt.ended_at is not None or attempt.abandoned:
+            return
+        if attempt.interruption is not None and ending is not Ending.LOST:
+            return
+        attempt.interruption = ending
+        job_type = self._types.get(attempt.lease.type)
+        if job_type is not None and not job_type.is_async:
+            if ending is not Ending.RELEASED:
+                self.abandon(attempt)
+            return
+        assert attempt.task is not None
+        attempt.task.cancel()
+        if ending is not Ending.RELEASED:
+            asyncio.get_running_loop().call_later(GRACE_SECONDS, self.abandon, attempt)
+
+    def abandon(self, attempt: Attempt) -> None:
+        """Decide the outcome of an interrupted attempt whose handler won't stop."""
+        if attempt.ended_at is not None or attempt.abandoned or attempt.interruption is None:
+            return
+        attempt.abandoned = True
+        self._events.stuck(+1)
+        log.warning(
+            "handler does not stop; its slot stays taken until it returns",
+            extra={
+                "job_id": str(attempt.lease.id),
+                "job_type": attempt.lease.type,
+                "attempt": attempt.lease.attempt,
+                "interrupted_by": attempt.interruption.value,
+            },
+        )
+        self._settle(attempt, self._interrupted(attempt))
+
+    async def _run(self, attempt: Attempt) -> None:
+        result: Outcome | None = None
+        try:
+            result = await self._execute(attempt)
+        except BaseException as error:
+            log.exception("fault while running a job", extra={"job_id": str(attempt.lease.id)})
+            result = outcome.failed(attempt.lease, error, self._backoff)
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        if attempt.abandoned:
+            self._events.stuck(-1)
+        else:
+            self._settle(attempt, result)
+        self.running.pop(attempt.key, None)
+        self.slot_freed.set()
+
+    async def _execute(self, attempt: Attempt) -> Outcome | None:
+        """None when the lease was lost: there is nothing to write."""
+        lease = attempt.lease
+        job_type = self._types.get(lease.type)
+        if job_type is None:
+            return outcome.permanent(
+                lease, "UnknownJobType", f"no worker here knows the job type {lease.type!r}; deploy its handler first"
+            )
+        try:
+            payload = job_type.decoder.decode(lease.payload)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            return outcome.permanent(lease, "InvalidPayload", f"the payload does not fit {lease.type!r}: {error}")
+        try:
+            value = await self._call(job_type, self._context(lease), payload)
+        except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and kin are failures of this job
+            if attempt.interruption is not None:
+                return self._interrupted(attempt)
+            return outcome.failed(lease, error, self._backoff)
+        finally:
+            attempt.ended_at = attempt.started_at + attempt.seconds
+        # Work that was done is done, even when the handler was being interrupted.
+        return None if attempt.interruption is Ending.LOST else outcome.succeeded(lease, self._result(lease, value))
+
+    async def _call(self, job_type: JobType, context: Context, payload: Any) -> Any:
+        if job_type.is_async:
+            return await job_type.handler(context, payload)
+        return await _in_thread(job_type, context, payload)
+
+    def _context(self, lease: Lease) -> Context:
+        return Context(
+            id=lease.id,
+            type=lease.type,
+            queue=lease.queue,
+            attempt=lease.attempt,
+            max_attempts=lease.max_attempts,
+            token=lease.token,
+            timeout_seconds=self.timeout_of(lease),
+        )
+
+    def _interrupted(self, attempt: Attempt) -> Outcome | None:
+        lease = attempt.lease
+        if attempt.interruption is Ending.TIMED_OUT:
+            return outcome.timed_out(lease, self.timeout_of(lease), self._backoff)
+        if attempt.interruption is Ending.CANCELLED:
+            return outcome.cancelled(lease)
+        if attempt.interruption is Ending.RELEASED:
+            return outcome.released(lease)
+        return None
+
+    def _result(self, lease: Lease, value: object) -> bytes | None:
+        """The result as JSON; None when there is none, or none that can be kept: the work is done either way."""
+        if value is None:
+            return None
+        try:
+            return storable_json(value, encode=self._encode, limit=self._max_result_bytes)
+        except ValueError as error:
+            log.warning(
+                "result not stored; the job counts as completed",
+                extra={"job_id": str(lease.id), "job_type": lease.type, "reason": str(error)},
+            )
+            return None
+
+
+async def _in_thread(job_type: JobType, context: Context, payload: Any) -> Any:
+    """
+    Call a plain function in a thread of its own, and wait until it has returned.
+
+    A daemon thread, unlike the interpreter's pool: one that never returns must not keep
+    the process from exiting.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def report(value: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(value)
+        else:
+            # A future can't carry StopIteration.
+            done.set_exception(
+                error if not isinstance(error, StopIteration) else RuntimeError(f"handler raised {error!r}")
+            )
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = contextvars.copy_context().run(job_type.handler, context, payload)
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, it belongs to this job
+            error = raised
+        try:
+            loop.call_soon_threadsafe(report, value, error)
+        except RuntimeError:
+            # The loop has closed: the process is going down, and the job was released.
+            return
+
+    threading.Thread(target=work, name=f"fencepost-job-{context.id}", daemon=True).start()
+    return await done

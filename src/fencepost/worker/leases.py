@@ -1,0 +1,169 @@
+"""
+Keep the leases of long attempts, from outside the loop that runs them.
+
+A handler that blocks its event loop would also block a renewal that ran there, lose its
+lease while it works, and run twice. So renewals have a thread, a loop and a connection
+of their own.
+
+A lease is first renewed when a third of it has passed: short jobs cost nothing. The
+answer to a renewal also says that the lease was lost, or that the job is to be
+cancelled. When renewals fail for as long as a lease lasts, it is taken for lost: the
+handler is stopped rather than left to run beside whoever has the job by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+
+from fencepost.domain.outcome import Ending
+from fencepost.errors import DatabaseUnavailable
+from fencepost.store.workers import Extension, WorkerStore
+from fencepost.worker.attempt import Attempt, Key
+
+log = logging.getLogger("fencepost.worker")
+
+
+class _Held:
+    __slots__ = ("attempt", "queue_id", "renew_at", "stop_at", "valid_until")
+
+    def __init__(self, attempt: Attempt, *, now: float, lease_seconds: float, limit_seconds: float) -> None:
+        self.attempt = attempt
+        self.queue_id = attempt.lease.queue_id
+        self.renew_at = now + lease_seconds / 3
+        self.valid_until = now + lease_seconds
+        self.stop_at = now + limit_seconds
+
+
+class LeaseKeeper:
+    """
+    Renews what `hold` was called for, until `drop`.
+
+    *store* is made in the keeper's own thread. *interrupt* is called from that thread,
+    with the attempt and the reason: LOST or CANCELLED.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], WorkerStore],
+        *,
+        lease_seconds: float,
+        interrupt: Callable[[Attempt, Ending], None],
+    ) -> None:
+        self._open_store = open_store
+        self._lease_seconds = lease_seconds
+        self._interrupt = interrupt
+        self._held: dict[Key, _Held] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="fencepost-leases", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop renewing; returns when the thread has ended, or after two seconds."""
+        self._stop.set()
+        self._thread.join(2)
+
+    def hold(self, attempt: Attempt, *, limit_seconds: float) -> None:
+        """
+        Keep this attempt's lease from its claim on, for *limit_seconds* at most.
+
+        The limit is for a handler that blocks its loop for good: its timeout can't fire,
+        so the lease must run out for the job to go on elsewhere.
+        """
+        held = _Held(attempt, now=time.monotonic(), lease_seconds=self._lease_seconds, limit_seconds=limit_seconds)
+        with self._lock:
+            self._held[attempt.key] = held
+
+    def drop(self, attempt: Attempt) -> None:
+        """Its outcome is written, or there is nothing to write."""
+        with self._lock:
+            self._held.pop(attempt.key, None)
+
+    def _main(self) -> None:
+        asyncio.run(self._keep())
+
+    async def _keep(self) -> None:
+        store = self._open_store()
+        tick = min(max(self._lease_seconds / 12, 0.02), 1.0)
+        try:
+            while not self._stop.is_set():
+                await self._renew_due(store)
+                # A plain wait: nothing else runs in this loop.
+                self._stop.wait(tick)
+        finally:
+            with suppress(DatabaseUnavailable):
+                await store.database.close()
+
+    async def _renew_due(self, store: WorkerStore) -> None:
+        now = time.monotonic()
+        due: dict[int, list[_Held]] = defaultdict(list)
+        for held in self._list():
+            if now >= held.stop_at and held.attempt.ended_at is None:
+                self._give_up(held, "handler blocks its event loop past its timeout; its lease is no longer renewed")
+            elif now >= held.renew_at:
+                due[held.queue_id].append(held)
+        for queue_id, batch in due.items():
+            try:
+                if not store.database.is_open:
+                    await store.database.open()
+                await self._renew(store, queue_id, batch)
+            except DatabaseUnavailable as error:
+                log.warning("leases can't be renewed yet", extra={"reason": str(error), "leases": len(batch)})
+                self._lose_expired(batch)
+            except Exception:
+                log.exception("fault while renewing leases")
+                self._lose_expired(batch)
+
+    async def _renew(self, store: WorkerStore, queue_id: int, batch: list[_Held]) -> None:
+        asked_at = time.monotonic()
+        held_still: dict[Key, Extension] = {
+            (extension.id, extension.token): extension
+            for extension in await store.extend(
+                queue_id, [held.attempt.key for held in batch], lease_seconds=self._lease_seconds
+            )
+        }
+        for held in batch:
+            extension = held_still.get(held.attempt.key)
+            if extension is None:
+                if self._is_held(held):
+                    self._give_up(held, "lease lost; the job may be someone else's by now")
+                continue
+            held.renew_at = asked_at + self._lease_seconds / 3
+            held.valid_until = asked_at + self._lease_seconds
+            if extension.cancel_requested:
+                self._interrupt(held.attempt, Ending.CANCELLED)
+
+    def _lose_expired(self, batch: list[_Held]) -> None:
+        now = time.monotonic()
+        for held in batch:
+            if now >= held.valid_until:
+                self._give_up(held, "lease could not be renewed in time; the handler is stopped")
+
+    def _give_up(self, held: _Held, message: str) -> None:
+        self.drop(held.attempt)
+        log.warning(
+            message,
+            extra={
+                "job_id": str(held.attempt.lease.id),
+                "job_type": held.attempt.lease.type,
+                "attempt": held.attempt.lease.attempt,
+            },
+        )
+        self._interrupt(held.attempt, Ending.LOST)
+
+    def _list(self) -> list[_Held]:
+        with self._lock:
+            return list(self._held.values())
+
+    def _is_held(self, held: _Held) -> bool:
+        with self._lock:
+            return self._held.get(held.attempt.key) is held

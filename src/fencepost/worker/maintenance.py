@@ -1,0 +1,110 @@
+"""The duties that aren't about one job: recovery, partitions, and saying that this process lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
+
+import fencepost
+from fencepost.domain.job import Status
+from fencepost.errors import DatabaseUnavailable
+from fencepost.store.workers import Position, Recovery, WorkerStore
+from fencepost.telemetry.events import Events
+from fencepost.worker.cursors import Cursors
+
+log = logging.getLogger("fencepost.maintenance")
+
+HEARTBEAT_SECONDS = 10.0
+SILENCE_SECONDS = 60.0
+"""A worker not heard of for this long is taken off the list of workers. Its leases run out by themselves."""
+PARTITIONS_SECONDS = 3600.0
+RECOVERY_ROWS = 1000
+
+
+async def repeat(what: str, duty: Callable[[], Awaitable[None]], *, every_seconds: float) -> None:
+    """Run *duty* now and then every *every_seconds*, a little spread, until cancelled. Survives every error."""
+    while True:
+        try:
+            await duty()
+        except DatabaseUnavailable as error:
+            log.warning(f"{what} has to wait", extra={"reason": str(error)})
+        except Exception:
+            log.exception(f"fault in {what}")
+        await asyncio.sleep(every_seconds * random.uniform(0.9, 1.0))
+
+
+class Rescuer:
+    """
+    Takes back jobs whose lease has run out: the way back from a worker that died.
+
+    Each queue's sweep begins where the last complete one ended. That rests on the same
+    proof as the claims' cursors (worker/cursors.py), with leases in the order of
+    `locked_until`: no lease is made that runs out before it begins.
+    """
+
+    def __init__(
+        self, store: WorkerStore, *, wake: Callable[[Iterable[int]], None], events: Events, rows: int = RECOVERY_ROWS
+    ) -> None:
+        self._store = store
+        self._wake = wake
+        self._events = events
+        self._rows = rows
+        self._cursors: dict[int, Cursors] = {}
+
+    async def sweep(self) -> None:
+        """Take back everything that has run out by now, in every queue."""
+        try:
+            for queue_id in await self._store.leased_queues():
+                while await self._sweep_some(queue_id):
+                    pass
+        except DatabaseUnavailable:
+            self._cursors.clear()
+            raise
+
+    async def _sweep_some(self, queue_id: int) -> bool:
+        """One statement; returns whether there may be more."""
+        # Sweeps are rare, so every suspect is covered by starting further back.
+        cursors = self._cursors.setdefault(queue_id, Cursors(young_seconds=math.inf))
+        starts = cursors.starts()
+        after: datetime | None = starts[0].run_at if 0 in starts else None
+        recovery = await self._store.recover(queue_id, after=after, max_rows=self._rows)
+        full = len(recovery.jobs) == self._rows and recovery.last_locked_until is not None
+        came_to = recovery.last_locked_until if full else None
+        cursors.advanced(starts, {0: Position(came_to or recovery.seen_at)}, recovery.snapshot)
+        if recovery.jobs:
+            self._report(queue_id, recovery)
+        return full
+
+    def _report(self, queue_id: int, recovery: Recovery) -> None:
+        self._events.recovered(len(recovery.jobs))
+        for job_id, attempt, status in recovery.jobs:
+            log.warning(
+                "job recovered: its lease expired",
+                extra={"job_id": str(job_id), "attempt": attempt, "status": status.value},
+            )
+        if any(status is Status.PENDING for _, _, status in recovery.jobs):
+            self._wake([queue_id])
+
+
+class Presence:
+    """This process in the list of workers."""
+
+    def __init__(self, store: WorkerStore, *, slots: int) -> None:
+        self._store = store
+        self._slots = slots
+
+    async def beat(self) -> None:
+        """Say that we live."""
+        await self._store.heartbeat(
+            host=socket.gethostname(), pid=os.getpid(), version=fencepost.__version__, slots=self._slots
+        )
+
+    async def leave(self) -> None:
+        """Say that we stop, and clear away those who never did."""
+        await self._store.forget(silence_seconds=SILENCE_SECONDS)

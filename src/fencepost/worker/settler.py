@@ -1,0 +1,134 @@
+"""
+Write outcomes, as many at a time as have gathered.
+
+While one write is under way the next outcomes gather, so under load a write carries
+hundreds and when idle it carries one at once. An outcome that PostgreSQL refuses is
+isolated: it never holds up the others it travels with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Protocol
+from uuid import UUID
+
+import msgspec
+
+from fencepost.domain.job import Status
+from fencepost.domain.outcome import Ending, Outcome
+from fencepost.errors import DatabaseUnavailable
+from fencepost.worker.attempt import Attempt
+
+log = logging.getLogger("fencepost.worker")
+
+BATCH = 500
+_LONGEST_PAUSE_SECONDS = 2.0
+
+
+class SettlingStore(Protocol):
+    """What the settler needs of the store."""
+
+    async def settle(self, queue_id: int, outcomes: list[Outcome], /) -> dict[tuple[UUID, int], Status]:
+        """Write outcomes of one queue; returns where each job went, without those that had lost their lease."""
+        ...
+
+
+class Settler:
+    """
+    Collects outcomes and writes them.
+
+    *settled* is called once for each attempt, with the job's new status, or None when
+    the lease was lost and nothing was recorded.
+    """
+
+    def __init__(self, store: SettlingStore, *, settled: Callable[[Attempt, Outcome, Status | None], None]) -> None:
+        self._store = store
+        self._settled = settled
+        self._waiting: dict[int, list[tuple[Attempt, Outcome]]] = {}
+        self._arrived = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def put(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Hand over an outcome; it is written as soon as can be."""
+        self._waiting.setdefault(outcome.queue_id, []).append((attempt, outcome))
+        self._idle.clear()
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Write until cancelled. Survives every database error."""
+        failures = 0
+        while True:
+            if not self._waiting:
+                self._idle.set()
+                self._arrived.clear()
+                await self._arrived.wait()
+            try:
+                await self._write_next()
+                failures = 0
+            except DatabaseUnavailable as error:
+                failures += 1
+                pause = min(0.05 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
+                log.warning("outcomes can't be written yet", extra={"reason": str(error), "retry_in_seconds": pause})
+                await asyncio.sleep(pause)
+
+    async def flush(self) -> None:
+        """Wait until everything handed over so far is written. Bound it with a timeout."""
+        await self._idle.wait()
+
+    async def _write_next(self) -> None:
+        queue_id, waiting = next(iter(self._waiting.items()))
+        batch = waiting[:BATCH]
+        try:
+            self._report(batch, await self._store.settle(queue_id, [outcome for _, outcome in batch]))
+            del waiting[: len(batch)]
+        except DatabaseUnavailable:
+            raise
+        except Exception:
+            log.exception("a batch of outcomes was refused; writing them one by one")
+            for attempt, outcome in batch:
+                await self._write_alone(queue_id, attempt, outcome)
+                del waiting[0]
+        # To the end of the line, so that a busy queue can't hold up the others.
+        del self._waiting[queue_id]
+        if waiting:
+            self._waiting[queue_id] = waiting
+
+    async def _write_alone(self, queue_id: int, attempt: Attempt, outcome: Outcome) -> None:
+        try:
+            self._report([(attempt, outcome)], await self._store.settle(queue_id, [outcome]))
+        except DatabaseUnavailable:
+            raise
+        except Exception:
+            log.exception("an outcome was refused; writing it bare", extra={"job_id": str(outcome.id)})
+            await self._write_bare(queue_id, attempt, outcome)
+
+    async def _write_bare(self, queue_id: int, attempt: Attempt, outcome: Outcome) -> None:
+        """Write an outcome that was refused without what a handler put into it: the ending itself must be kept."""
+        bare = msgspec.structs.replace(
+            outcome,
+            result=None,
+            traceback=None,
+            error_type=outcome.error_type and "Unrecordable",
+            error=outcome.error and "the error's text could not be stored; the worker's log has it",
+        )
+        try:
+            statuses = await self._store.settle(queue_id, [bare])
+        except DatabaseUnavailable:
+            raise
+        except Exception:
+            log.exception("an outcome can't be written; its lease will expire", extra={"job_id": str(outcome.id)})
+            statuses = {}
+        self._report([(attempt, bare)], statuses)
+
+    def _report(self, batch: list[tuple[Attempt, Outcome]], statuses: dict[tuple[UUID, int], Status]) -> None:
+        for attempt, outcome in batch:
+            self._settled(attempt, outcome, statuses.get((outcome.id, outcome.token)))
+
+
+def is_retry(outcome: Outcome, status: Status | None) -> bool:
+    """Whether this outcome put its job back because the attempt failed."""
+    return status is Status.PENDING and outcome.ending in (Ending.FAILED, Ending.TIMED_OUT)

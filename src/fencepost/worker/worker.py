@@ -1,0 +1,261 @@
+"""
+A worker process's engine: its parts, put together and taken apart in the right order.
+
+`Worker` lives in one event loop, whichever that is: `fencepost serve` gives it a thread
+and a loop of its own, so that a handler which blocks its loop blocks no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+from uuid import UUID, uuid4
+
+from fencepost.app import JobType
+from fencepost.domain import outcome
+from fencepost.domain.backoff import Backoff
+from fencepost.domain.job import Lease, Status
+from fencepost.domain.outcome import Ending, Outcome
+from fencepost.errors import DatabaseUnavailable
+from fencepost.settings import Settings
+from fencepost.store.database import HOT_SESSION, Database
+from fencepost.store.listener import Listener
+from fencepost.store.workers import WorkerStore
+from fencepost.telemetry.events import Events
+from fencepost.worker import maintenance
+from fencepost.worker.attempt import Attempt
+from fencepost.worker.dispatcher import Dispatcher
+from fencepost.worker.executor import GRACE_SECONDS, Executor
+from fencepost.worker.leases import LeaseKeeper
+from fencepost.worker.settler import Settler
+
+log = logging.getLogger("fencepost.worker")
+
+CONNECTIONS = 4
+"""What a worker opens at the most: claims, settlements, looks behind and maintenance. Its leases take one more, its
+listener another."""
+OUTCOME_SECONDS = 10.0
+"""How long outcomes may take to be written once everything else has stopped."""
+
+
+class Worker:
+    """
+    Runs jobs in the current event loop, from `start` until `drain`.
+
+    Any number of workers, in any number of processes, share one database; they know
+    nothing of each other.
+    """
+
+    def __init__(self, dsn: str, types: Mapping[str, JobType], settings: Settings, events: Events) -> None:
+        self.id: UUID = uuid4()
+        self._settings = settings
+        self._events = events
+        self._database = Database(dsn, schema=settings.schema, connections=CONNECTIONS, session=HOT_SESSION)
+        self._store = WorkerStore(self._database, self.id)
+        self._settler = Settler(self._store, settled=self._settled)
+        self._executor = Executor(
+            types,
+            slots=settings.workers,
+            timeout_seconds=settings.job_timeout_seconds,
+            backoff=Backoff(settings.backoff_base_seconds, settings.backoff_max_seconds),
+            max_result_bytes=settings.max_result_bytes,
+            settle=self._settle,
+            events=events,
+        )
+        self._dispatcher = Dispatcher(
+            self._store,
+            free=lambda: self._executor.free,
+            slot_freed=self._executor.slot_freed,
+            hand_over=self._begin,
+            lease_seconds=settings.lease_seconds,
+            aging_seconds=settings.priority_aging_seconds,
+            poll_seconds=settings.poll_interval_seconds,
+        )
+        self._keeper = LeaseKeeper(
+            lambda: WorkerStore(Database(dsn, schema=settings.schema, connections=1, session=HOT_SESSION), self.id),
+            lease_seconds=settings.lease_seconds,
+            interrupt=self._interrupt_from_outside,
+        )
+        self._rescuer = maintenance.Rescuer(self._store, wake=self._dispatcher.wake, events=events)
+        self._presence = maintenance.Presence(self._store, slots=settings.workers)
+        self._listener = Listener(self._database, heard=self._heard, connected=self._dispatcher.poll_now)
+        self._duties: list[asyncio.Task[None]] = []
+        self._recovery: asyncio.Task[None] | None = None
+        self._claiming: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining = False
+
+    @property
+    def running(self) -> int:
+        """How many handlers have not returned yet."""
+        return len(self._executor.running)
+
+    async def start(self) -> None:
+        """Connect and begin to claim. Raises DatabaseUnavailable."""
+        self._loop = asyncio.get_running_loop()
+        await self._database.open()
+        self._keeper.start()
+        settings = self._settings
+        self._settling = self._task(self._settler.run(), "settler")
+        self._recovery = self._task(
+            maintenance.repeat("recovery", self._rescuer.sweep, every_seconds=settings.recovery_interval_seconds),
+            "recovery",
+        )
+        self._duties = [
+            self._task(self._listener.run(), "listener"),
+            self._task(
+                maintenance.repeat("heartbeat", self._presence.beat, every_seconds=maintenance.HEARTBEAT_SECONDS),
+                "heartbeat",
+            ),
+            self._task(
+                maintenance.repeat(
+                    "making partitions", self._make_partitions, every_seconds=maintenance.PARTITIONS_SECONDS
+                ),
+                "partitions",
+            ),
+        ]
+        self._claiming = self._task(self._dispatcher.run(), "dispatcher")
+
+    def wake(self, queue_ids: Iterable[int]) -> None:
+        """These queues may have something due. Callable from any thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._dispatcher.wake, list(queue_ids))
+
+    async def stop_claiming(self) -> None:
+        """Claim and recover no more. Running jobs go on, and their outcomes are written."""
+        self._draining = True
+        self._dispatcher.stop()
+        if self._recovery is not None:
+            self._recovery.cancel()
+        await _ended(self._recovery, self._claiming)
+
+    async def drain(self, timeout_seconds: float) -> int:
+        """
+        Stop for good: let running jobs finish, give the rest back, write every outcome.
+
+        Jobs still running after *timeout_seconds* are cancelled and released to pending
+        without costing an attempt. Returns how many handlers ignored even that; theirs are
+        released too, so the process should exit soon after.
+        """
+        await self.stop_claiming()
+        await self._returned(timeout_seconds)
+        for attempt in list(self._executor.running.values()):
+            self._executor.interrupt(attempt, Ending.RELEASED)
+        await self._returned(GRACE_SECONDS if self._can_stop() else 0)
+        stubborn = [attempt for attempt in self._executor.running.values() if not attempt.abandoned]
+        for attempt in stubborn:
+            self._executor.abandon(attempt)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._settler.flush(), OUTCOME_SECONDS)
+        with suppress(DatabaseUnavailable, TimeoutError):
+            await asyncio.wait_for(self._presence.leave(), 2)
+        await self._close()
+        return self.running
+
+    async def _close(self) -> None:
+        tasks = [*self._duties, self._settling]
+        for task in tasks:
+            if task is not None:
+                task.cancel()
+        await _ended(*tasks)
+        self._keeper.stop()
+        await self._database.close()
+
+    def _can_stop(self) -> bool:
+        return any(attempt.task is not None and not attempt.abandoned for attempt in self._executor.running.values())
+
+    async def _returned(self, seconds: float) -> None:
+        """Wait until every handler has returned, or *seconds* have passed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while any(not attempt.abandoned for attempt in self._executor.running.values()):
+                    self._executor.slot_freed.clear()
+                    await self._executor.slot_freed.wait()
+
+    def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work, name=f"fencepost-{name}")
+
+    def _begin(self, leases: list[Lease]) -> None:
+        for lease in leases:
+            attempt = Attempt(lease)
+            self._keeper.hold(
+                attempt,
+                limit_seconds=self._executor.timeout_of(lease) + GRACE_SECONDS + self._settings.lease_seconds,
+            )
+            if self._draining:
+                # Claimed while the signal came in: back at once, unstarted.
+                self._settle(attempt, outcome.released(lease))
+            else:
+                self._executor.start(attempt)
+
+    def _settle(self, attempt: Attempt, result: Outcome | None) -> None:
+        if result is None:
+            self._keeper.drop(attempt)
+            self._report(attempt, Ending.LOST, None, None)
+        else:
+            self._settler.put(attempt, result)
+
+    def _settled(self, attempt: Attempt, result: Outcome, status: Status | None) -> None:
+        self._keeper.drop(attempt)
+        self._report(attempt, result.ending if status is not None else Ending.LOST, result, status)
+
+    def _report(self, attempt: Attempt, ending: Ending, result: Outcome | None, status: Status | None) -> None:
+        self._events.ended(ending, status, attempt.seconds)
+        level = logging.INFO if result is not None and result.error is None else logging.WARNING
+        if not log.isEnabledFor(level):
+            return
+        fields: dict[str, object] = {
+            "job_id": str(attempt.lease.id),
+            "job_type": attempt.lease.type,
+            "attempt": attempt.lease.attempt,
+            "outcome": ending.value,
+            "status": None if status is None else status.value,
+            "duration_ms": round(attempt.seconds * 1000, 3),
+            "request_id": attempt.lease.request_id,
+        }
+        if result is not None and result.error is not None:
+            fields["error"] = result.error
+            fields["error_type"] = result.error_type
+            if result.traceback is not None:
+                fields["traceback"] = result.traceback
+        if result is not None and status is Status.PENDING:
+            fields["retry_delay_ms"] = round(result.delay_seconds * 1000)
+        log.log(level, "job finished", extra=fields)
+
+    def _interrupt_from_outside(self, attempt: Attempt, ending: Ending) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._executor.interrupt, attempt, ending)
+
+    def _heard(self, hint: str) -> None:
+        kind, _, rest = hint.partition(" ")
+        if kind == "due":
+            self._dispatcher.wake([int(queue_id) for queue_id in rest.split(",")])
+        elif kind == "cancel":
+            queue_id, _, job_id = rest.partition(" ")
+            wanted = UUID(job_id)
+            if any(running == wanted for running, _ in self._executor.running):
+                self._task(self._cancel(int(queue_id), wanted), "cancel")
+
+    async def _cancel(self, queue_id: int, job_id: UUID) -> None:
+        """A hint says that somebody wants a job of ours to stop: ask the database, and do it."""
+        with suppress(DatabaseUnavailable):
+            for key in await self._store.cancel_requests(queue_id, [job_id]):
+                attempt = self._executor.running.get(key)
+                if attempt is not None:
+                    self._executor.interrupt(attempt, Ending.CANCELLED)
+
+    async def _make_partitions(self) -> None:
+        await self._store.ensure_partitions(partition_days=self._settings.partition_days)
+
+
+async def _ended(*tasks: asyncio.Task[None] | None) -> None:
+    """Wait until these tasks have ended, however."""
+    waiting = [task for task in tasks if task is not None]
+    if waiting:
+        await asyncio.wait(waiting)
