@@ -50,10 +50,8 @@ def initialise(data: Path, *, binaries: Binaries, identity: Identity, durable: b
     Make the data folder, with its superuser and its database, in one step.
 
     All is done in a folder beside it that is renamed at the end, so that *data* is
-    complete or absent. What an interrupted call left is removed by the next.
+    complete or absent.
     """
-    for remains in data.parent.glob(f"{data.name}.new-*"):
-        shutil.rmtree(remains, ignore_errors=True)
     fresh = Path(tempfile.mkdtemp(prefix=f"{data.name}.new-", dir=data.parent))
     try:
         identity.own(fresh)
@@ -65,6 +63,12 @@ def initialise(data: Path, *, binaries: Binaries, identity: Identity, durable: b
         raise
     if durable:
         _sync_folder(data.parent)
+
+
+def remove_remains(data: Path) -> None:
+    """Remove what an interrupted `initialise` left, as far as it can be removed already."""
+    for remains in data.parent.glob(f"{data.name}.new-*"):
+        shutil.rmtree(remains, ignore_errors=True)
 
 
 def _run_initdb(fresh: Path, *, binaries: Binaries, identity: Identity, durable: bool) -> None:

@@ -21,6 +21,7 @@ from fencepost.embedded.cluster import (
     end_leftover,
     initialise,
     read_major,
+    remove_remains,
     tail,
 )
 from fencepost.embedded.folders import SOCKET_PORT, make_data_dir, make_socket_folder, open_private
@@ -185,6 +186,7 @@ class EmbeddedPostgres:
         atexit.register(self.stop)
         binaries = self._find_binaries()
         identity = choose_identity(data=self._data, folder=self._data_dir, probe=self._probe)
+        remove_remains(self._data)
         if read_major(self._data) is None:
             durable = self._options.get("fsync", "on").lower() in ("on", "true", "yes", "1")
             initialise(self._data, binaries=binaries, identity=identity, durable=durable)

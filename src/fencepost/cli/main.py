@@ -1,0 +1,138 @@
+"""`fencepost`: the commands and their options. What they do is in the modules beside this one, loaded when needed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import fencepost
+from fencepost.errors import FencepostError
+
+
+class _Commands(click.Group):
+    """Ends every expected error with one sentence and its exit code, never with a trace."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FencepostError as error:
+            click.echo(f"fencepost: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] not in _SERVER_MODULES:
+                raise
+            click.echo(
+                f"fencepost: this command needs {error.name}, which isn't installed; "
+                "run pip install 'fencepost[server]'",
+                err=True,
+            )
+            ctx.exit(1)
+
+
+_SERVER_MODULES = {
+    "starlette",
+    "uvicorn",
+    "httptools",
+    "uvloop",
+    "structlog",
+    "prometheus_client",
+    "httpx2",
+    "httpcore2",
+}
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(fencepost.__version__, prog_name="fencepost")
+def main() -> None:
+    """A PostgreSQL job queue with fenced leases.
+
+    \b
+    Examples:
+      fencepost serve                      API on :8080 and 4 workers, on an embedded PostgreSQL
+      DATABASE_URL=postgresql://… fencepost serve --workers 16
+      fencepost migrate --status           what the database's schema has and lacks
+      fencepost load-test --jobs 5000 --fail-rate 0.2
+
+    Settings come from the environment; docs/reference/configuration.md lists them.
+    """
+
+
+@main.command()
+@click.argument("app", required=False, metavar="[MODULE:APP]")
+@click.option("--workers", type=click.IntRange(0, 10_000), help="Jobs that run at once here; 0 serves the API only.")
+@click.option("--http-addr", metavar="HOST:PORT", help="Where the API listens; :PORT is every interface.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where the embedded PostgreSQL keeps its data.")
+@click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
+def serve(app: str | None, **flags: Any) -> None:
+    """Run the HTTP API and a pool of workers.
+
+    MODULE:APP names a Fencepost object of yours; its job types are run beside the ones that ship. Without
+    DATABASE_URL a private PostgreSQL is started; its data survives restarts. Ctrl-C stops everything in
+    order; a second Ctrl-C at once.
+
+    \b
+    Examples:
+      fencepost serve
+      fencepost serve --workers 16 --http-addr :9000
+      fencepost serve myapp.jobs:app
+    """
+    from fencepost.cli.serve import serve as run
+
+    sys.exit(run(app, flags))
+
+
+@main.command()
+@click.option("--print", "print_only", is_flag=True, help="Write the SQL to stdout instead; needs no connection.")
+@click.option("--status", is_flag=True, help="Show what is applied and what is missing; change nothing.")
+@click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
+def migrate(print_only: bool, status: bool, schema: str | None) -> None:
+    """Bring the schema of DATABASE_URL up to date.
+
+    `serve` does this by itself at start; use this command when migrations run under another role, or by
+    another tool. With --status the exit code is 4 while steps are missing.
+
+    \b
+    Examples:
+      DATABASE_URL=postgresql://… fencepost migrate
+      fencepost migrate --print > fencepost.sql
+      fencepost migrate --status
+    """
+    from fencepost.cli.migrate import migrate as run
+
+    sys.exit(run(print_only=print_only, status=status, schema=schema))
+
+
+@main.command("load-test")
+@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="A running service.")
+@click.option("--jobs", type=click.IntRange(1, 10_000_000), default=1000, show_default=True, help="How many to submit.")
+@click.option("--clients", type=click.IntRange(1, 1000), default=32, show_default=True, help="Concurrent clients.")
+@click.option(
+    "--fail-rate", type=click.FloatRange(0, 1), default=0.1, show_default=True, help="Share that always fails."
+)
+@click.option("--max-attempts", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each job.")
+@click.option("--duration", default="0s", show_default=True, metavar="5ms", help="How long each good job sleeps.")
+@click.option("--wait", default="5m", show_default=True, metavar="5m", help="Longest wait for the jobs to end.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="File with an API token; else API_TOKENS' first.")
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON on stdout.")
+def load_test(**options: Any) -> None:
+    """Submit jobs over HTTP, wait until they have ended, and check each one.
+
+    Reports the rate and latency of submissions, retries, how many jobs ended as they should, and anything
+    that was lost or ran twice under a live lease. Exit code 1 when something was.
+
+    \b
+    Examples:
+      fencepost load-test --jobs 5000 --fail-rate 0.2
+      fencepost load-test --url https://queue.example.org --token-file token --json | jq .submission
+    """
+    from fencepost.cli.load_test import load_test as run
+
+    sys.exit(run(**options))
+
+
+if __name__ == "__main__":
+    main()

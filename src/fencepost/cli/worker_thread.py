@@ -1,0 +1,98 @@
+"""A worker in a thread and an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from fencepost import handlers
+from fencepost.worker.worker import Worker
+
+T = TypeVar("T")
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """The fastest event loop there is here: uvloop, or asyncio's where that doesn't exist."""
+    if sys.platform != "win32":
+        import uvloop
+
+        return uvloop.new_event_loop()
+    return asyncio.new_event_loop()
+
+
+class WorkerThread:
+    """
+    Runs a Worker beside the loop that made this, and passes calls on to it.
+
+    `failed` is done once the worker has ended without being asked to.
+    """
+
+    def __init__(self, make_worker: Callable[[], Worker]) -> None:
+        self._make_worker = make_worker
+        self._worker: Worker | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._home = asyncio.get_running_loop()
+        self._finish: asyncio.Event | None = None
+        self.failed: asyncio.Future[BaseException] = self._home.create_future()
+
+    @property
+    def running(self) -> int:
+        """How many handlers have not returned yet."""
+        return self._worker.running if self._worker is not None else 0
+
+    async def start(self) -> None:
+        """Start the thread; returns when the worker claims. Raises what its start raises."""
+        started: asyncio.Future[None] = self._home.create_future()
+        threading.Thread(target=self._main, args=(started,), name="fencepost-worker", daemon=True).start()
+        await started
+
+    def wake(self, queue_ids: Iterable[int]) -> None:
+        """These queues may have something due."""
+        if self._worker is not None:
+            self._worker.wake(queue_ids)
+
+    async def stop_claiming(self) -> None:
+        """See `Worker.stop_claiming`."""
+        if self._worker is not None:
+            await self._call(self._worker.stop_claiming())
+
+    async def drain(self, timeout_seconds: float) -> int:
+        """See `Worker.drain`; ends the thread's loop."""
+        if self._worker is None or self._finish is None or self._loop is None:
+            return 0
+        stubborn = await self._call(self._worker.drain(timeout_seconds))
+        self._loop.call_soon_threadsafe(self._finish.set)
+        return stubborn
+
+    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def _main(self, started: asyncio.Future[None]) -> None:
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self._live(started))
+        except BaseException as error:  # noqa: BLE001 - the service has to hear of it, whatever it is
+            self._tell(self._report, started, error)
+
+    async def _live(self, started: asyncio.Future[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._finish = asyncio.Event()
+        worker = self._make_worker()
+        await worker.start()
+        self._worker = worker
+        self._tell(started.set_result, None)
+        await self._finish.wait()
+        await handlers.close()
+
+    def _tell(self, callback: Callable[..., object], *arguments: Any) -> None:
+        self._home.call_soon_threadsafe(callback, *arguments)
+
+    def _report(self, started: asyncio.Future[None], error: BaseException) -> None:
+        if not started.done():
+            started.set_exception(error)
+        elif not self.failed.done():
+            self.failed.set_result(error)
