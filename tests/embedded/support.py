@@ -15,19 +15,22 @@ from pathlib import Path
 import asyncpg
 
 from fencepost.embedded import EmbeddedPostgres
-from fencepost.embedded.cluster import runs_on
+from fencepost.embedded.cluster import PidFile, runs_on
 
 QUICK = {"fsync": "off", "max_connections": "10", "shared_buffers": "8MB"}
 
 OWNER = """
 import json, os, signal, sys, threading
 from pathlib import Path
-from fencepost.embedded import EmbeddedPostgres
+from fencepost.embedded import EmbeddedPostgres, server as server_module
 
 arguments = json.loads(sys.argv[1])
 server = EmbeddedPostgres(
     Path(arguments["data_dir"]), binaries=Path(arguments["binaries"]), options=arguments["options"]
 )
+if arguments["lingers"]:  # as on systems without a death signal
+    shimmed = server_module.shimmed
+    server_module.shimmed = lambda *a, **k: shimmed(*a, **{**k, "death_signal": signal.SIGCONT})
 print("starting", flush=True)
 server.start()
 forked = 0
@@ -49,12 +52,13 @@ class Owner:
     process: subprocess.Popen[str]
 
     @classmethod
-    def spawn(cls, server: EmbeddedPostgres, binaries: Path, *, forks: bool = False) -> Owner:
+    def spawn(cls, server: EmbeddedPostgres, binaries: Path, *, forks: bool = False, lingers: bool = False) -> Owner:
         arguments = {
             "data_dir": str(server.data_dir),
             "binaries": str(binaries),
             "options": QUICK,
             "forks": forks,
+            "lingers": lingers,
         }
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", OWNER, json.dumps(arguments)],
@@ -121,6 +125,11 @@ def eventually(condition: Callable[[], bool], *, seconds: float = 10.0) -> bool:
 def serves(pid: int, server: EmbeddedPostgres) -> bool:
     """Say whether *pid* is a server on the data of *server*, whoever started it."""
     return runs_on(pid, server.data_dir / "postgres")
+
+
+def is_served(data_dir: Path) -> bool:
+    seen = PidFile.read(data_dir / "postgres")
+    return seen is not None and runs_on(seen.pid, data_dir / "postgres")
 
 
 def write_program(path: Path, script: str) -> None:

@@ -42,6 +42,35 @@ def test_an_owner_killed_while_starting_is_no_obstacle(
     assert query(server, "select 1") == 1
 
 
+def test_a_server_that_outlived_its_owner_is_ended_by_the_next_start(
+    server: EmbeddedPostgres, binaries: Binaries
+) -> None:
+    owner = Owner.spawn(server, binaries.folder, lingers=True)
+    started = owner.wait_until_started()
+    note = remember(str(started["dsn"]))
+    owner.close()
+    assert serves(int(started["pid"]), server)
+    server.start()
+    assert not serves(int(started["pid"]), server)
+    assert remembers(server, note)
+
+
+def test_a_server_that_somebody_else_started_is_left_alone(server: EmbeddedPostgres, binaries: Binaries) -> None:
+    owner = Owner.spawn(server, binaries.folder, lingers=True)
+    started = owner.wait_until_started()
+    owner.close()
+    pid_file = server.data_dir / "postgres" / "postmaster.pid"
+    truth = pid_file.read_text()
+    lines = truth.splitlines()
+    pid_file.write_text("\n".join([*lines[:4], "/run/postgresql", *lines[5:], ""]))
+    with pytest.raises(EmbeddedError, match=f"process {started['pid']}, .*DATABASE_URL"):
+        server.start()
+    assert serves(int(started["pid"]), server)
+    pid_file.write_text(truth)
+    server.start()
+    assert not serves(int(started["pid"]), server)
+
+
 def test_an_owner_that_just_ends_stops_its_server_first(server: EmbeddedPostgres, owned: Owner) -> None:
     started = owned.wait_until_started()
     assert owned.leave() == 0

@@ -101,6 +101,25 @@ def test_a_killed_server_starts_again_with_its_data(server: EmbeddedPostgres) ->
     assert remembers(server, note)
 
 
+def test_a_start_waits_for_what_is_left_of_a_killed_server(server: EmbeddedPostgres) -> None:
+    server.start()
+    note = remember(server)
+    helper = int(str(query(server, "select pid from pg_stat_activity where backend_type = 'checkpointer'")))
+    os.kill(helper, signal.SIGSTOP)
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    assert eventually(lambda: not server.is_running)
+    before = server.log_file.read_text().count("still in use")
+    start = threading.Thread(target=server.start)
+    start.start()
+    try:
+        assert eventually(lambda: server.log_file.read_text().count("still in use") > before)
+    finally:
+        os.kill(helper, signal.SIGCONT)
+    start.join(timeout=30)
+    assert remembers(server, note)
+
+
 def test_a_server_outlives_the_thread_that_started_it(server: EmbeddedPostgres) -> None:
     thread = threading.Thread(target=server.start)
     thread.start()

@@ -30,7 +30,9 @@ def media_of(request: Request, *, lines: bool = False) -> Media:
     Raises HttpError 415 for any other kind, NDJSON too unless *lines*.
     """
     if request.headers.get(b"content-encoding", b"identity") != b"identity":
-        raise HttpError(415, "unsupported_media_type", "a Content-Encoding isn't supported here; send the body as it is")
+        raise HttpError(
+            415, "unsupported_media_type", "a Content-Encoding isn't supported here; send the body as it is"
+        )
     text = request.header(b"content-type")
     if text is None or text == "application/json":
         return Media.JSON

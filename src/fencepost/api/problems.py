@@ -50,7 +50,7 @@ def respond(error: Exception, request: Request) -> Response:
         headers += error.headers
     if status == 503:
         # Jittered, so that callers who were refused together don't come back together.
-        headers.append((b"retry-after", b"%d" % random.randint(1, 3)))  # noqa: S311 - not a secret
+        headers.append((b"retry-after", b"%d" % random.randint(1, 3)))
     if _wants_problem(request):
         problem = _problem(error, request, status, code, message)
         return Response(status, problem, [(b"content-type", PROBLEM_TYPE), *headers])
@@ -68,9 +68,7 @@ def _verdict(error: Exception, request: Request) -> tuple[int, str, str]:
             extra={"request_id": request.id, "route": request.route},
         )
         return 400, "invalid_request", "the request holds a value that the database can't store"
-    _logger.error(
-        "unexpected error", exc_info=error, extra={"request_id": request.id, "route": request.route}
-    )
+    _logger.error("unexpected error", exc_info=error, extra={"request_id": request.id, "route": request.route})
     return 500, "internal", f"internal error; the log has it under request id {request.id}"
 
 
@@ -101,8 +99,8 @@ def _problem(error: Exception, request: Request, status: int, code: str, message
             instance=_instance(request.id),
             error=message,
             code=code,
-            field=invalid and invalid.field,
-            index=invalid and invalid.index,
+            field=None if invalid is None else invalid.field,
+            index=None if invalid is None else invalid.index,
         )
     )
 

@@ -87,7 +87,7 @@ class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
     cancel_requested_at: Moment | None
     request_id: str | None
     payload: Raw | UnsetType = UNSET
-    result: Raw | None | UnsetType = UNSET
+    result: Raw | UnsetType | None = UNSET
 
 
 class JobList(msgspec.Struct, frozen=True):
@@ -127,9 +127,9 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ]
     priority: Annotated[int, Meta(description="The higher goes first.", ge=0, le=Limits.PRIORITY)] = 0
-    max_retries: Annotated[
-        int, Meta(description="Attempts after the first one.", ge=0, le=Limits.MAX_ATTEMPTS - 1)
-    ] = DEFAULT_RETRIES
+    max_retries: Annotated[int, Meta(description="Attempts after the first one.", ge=0, le=Limits.MAX_ATTEMPTS - 1)] = (
+        DEFAULT_RETRIES
+    )
 
 
 class Submitted(msgspec.Struct, frozen=True):

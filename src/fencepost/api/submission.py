@@ -152,5 +152,3 @@ def key_of(request: Request) -> str | None:
     if sum(name == b"idempotency-key" for name, _ in request.scope["headers"]) > 1:
         raise InvalidJob("the header is there twice; send it once", field="idempotency_key")
     return parse_key(header.strip())
-
-

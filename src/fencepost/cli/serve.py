@@ -59,10 +59,18 @@ def serve(app_name: str | None, flags: dict[str, Any]) -> int:
     logs.configure(settings)
     app = _application(app_name, settings)
     # The port first: a second service on this machine should hear that it is taken before anything has started.
-    with bind_socket(settings) as listening, _database(settings) as (dsn, embedded):
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            service = _Service(settings, app, dsn, embedded)
-            return runner.run(service.run(listening))
+    with (
+        bind_socket(settings) as listening,
+        _database(settings) as (dsn, embedded),
+        asyncio.Runner(loop_factory=new_event_loop) as runner,
+    ):
+        return runner.run(_serve(settings, app, dsn, embedded, listening))
+
+
+async def _serve(
+    settings: Settings, app: Fencepost, dsn: str, embedded: EmbeddedPostgres | None, listening: Any
+) -> int:
+    return await _Service(settings, app, dsn, embedded).run(listening)
 
 
 def _settings(flags: dict[str, Any]) -> Settings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -16,11 +15,11 @@ T = TypeVar("T")
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """The fastest event loop there is here: uvloop, or asyncio's where that doesn't exist."""
-    if sys.platform != "win32":
+    try:
         import uvloop
-
-        return uvloop.new_event_loop()
-    return asyncio.new_event_loop()
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 class WorkerThread:

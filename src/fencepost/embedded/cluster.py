@@ -189,19 +189,19 @@ def runs_on(pid: int, data: Path) -> bool:
 
 def _command_line(pid: int) -> str:
     """Read how *pid* was started; empty for a process that is gone, or dead and not collected."""
-    if Path("/proc/self/cmdline").exists():
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="surrogateescape")
-        except OSError:
-            return ""
+    if not Path("/proc/self/cmdline").exists():
+        return _command_line_from_ps(pid)
     try:
-        answer = subprocess.run(
-            ["/bin/ps", "-ww", "-o", "args=", "-p", str(pid)],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        text = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return os.fsdecode(text.replace(b"\0", b" "))
+
+
+def _command_line_from_ps(pid: int) -> str:
+    command = ["/bin/ps", "-ww", "-o", "args=", "-p", str(pid)]
+    try:
+        answer = subprocess.run(command, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return answer.stdout.strip()
+    return os.fsdecode(answer.stdout).strip()

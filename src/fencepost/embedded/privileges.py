@@ -133,6 +133,6 @@ def _all_refused(refused: list[str]) -> str:
         return f"PostgreSQL's programs don't run here:{reasons}\nPut that right, or {elsewhere}."
     return (
         f"PostgreSQL refuses to run as root, and nothing else worked:{reasons}\n"
-        f"Start fencepost as an ordinary user, or {elsewhere}. "
-        "An account named `fencepost` is used if it can read the programs and enter DATA_DIR."
+        "Start fencepost as an ordinary user; or set DATA_DIR to a folder that an account named `fencepost` "
+        f"or `nobody` can enter, such as /var/lib/fencepost; or {elsewhere}."
     )

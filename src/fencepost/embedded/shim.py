@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
         end_with_owner(int(owner), int(death_signal), call)
         os.execv(command[0], command)
     except OSError as error:
-        print(f"can't run {command[0]} ({way}): {error}", file=sys.stderr)  # noqa: T201
+        print(f"can't run {Path(command[0]).name}: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(EXIT_REFUSED)
 
 

@@ -1,0 +1,45 @@
+# fencepost: `make run` starts the service, `make test` runs every check. Both install what they need into .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+DATA_DIR ?= $(CURDIR)/.fencepost
+
+# Debian's python3 may come without ensurepip; then its own pip installs into the environment.
+define install
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || $(PYTHON) -m venv --without-pip .venv
+	@if $(BIN)/python -m pip --version >/dev/null 2>&1; then pip="$(BIN)/python -m pip"; \
+	else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; \
+	$$pip install --quiet --disable-pip-version-check --editable '.[$(1)]'
+	@touch $@
+endef
+
+.PHONY: help run test check tests clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: .venv/.run ## Start the service on an embedded PostgreSQL; data in .fencepost/
+	@DATA_DIR='$(DATA_DIR)' exec $(BIN)/fencepost serve
+
+test: check tests ## Everything that has to pass; needs no running database
+
+check: .venv/.test ## Lint, format, types, layers, lock file
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+tests: .venv/.test ## The tests alone
+	$(BIN)/python -m pytest
+
+clean: ## Remove what was installed and generated; the data in .fencepost/ stays
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+
+.venv/.run: pyproject.toml
+	$(call install,server$(COMMA)embedded)
+
+.venv/.test: pyproject.toml
+	$(call install,server$(COMMA)embedded$(COMMA)dev)
+	@touch .venv/.run
+
+COMMA := ,

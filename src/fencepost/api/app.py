@@ -1,0 +1,85 @@
+"""The API put together: what it needs, its layers, its routes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+from starlette.routing import Router
+from starlette.types import ASGIApp
+
+from fencepost.api.auth import Guard
+from fencepost.api.jobs import JobViews
+from fencepost.api.middleware import Outer
+from fencepost.api.openapi import document
+from fencepost.api.operations import Operations
+from fencepost.api.queues import QueueViews
+from fencepost.api.readiness import Readiness
+from fencepost.api.routes import Operation, not_found, starlette_routes
+from fencepost.api.shared import Shared
+from fencepost.api.submission import Submissions
+from fencepost.api.table import job_routes, operation_routes, queue_routes, submission_routes
+from fencepost.app import JobType
+from fencepost.domain.requests import Rules
+from fencepost.settings import Settings
+from fencepost.store.database import Database
+from fencepost.store.jobs import Jobs
+from fencepost.store.listing import Listing
+from fencepost.store.queues import Queues
+from fencepost.telemetry.metrics import Metrics
+
+BODY_SECONDS = 30.0
+"""How long a request's body may take to arrive."""
+SHARED_SECONDS = 1.0
+"""How old what many ask for may be: the overview of the queues, the database's sign of life."""
+
+
+class Services(msgspec.Struct, frozen=True, kw_only=True):
+    """What the API works with. All of it belongs to one event loop."""
+
+    settings: Settings
+    types: Mapping[str, JobType]
+    """The registered job types."""
+    jobs: Jobs
+    listing: Listing
+    queues: Queues
+    database: Database
+    metrics: Metrics
+    readiness: Readiness
+
+
+def create_app(
+    services: Services, *, body_seconds: float = BODY_SECONDS, allowed_hosts: Collection[str] = ()
+) -> ASGIApp:
+    """
+    Make the API.
+
+    *allowed_hosts* are answered to beside localhost while no token is set and the API
+    listens on loopback.
+    """
+    router = Router(starlette_routes(operations(services)), redirect_slashes=False, default=not_found)
+    return Outer(
+        Guard(router, services.settings, allowed_hosts=allowed_hosts),
+        times=services.metrics,
+        readiness=services.readiness,
+        body_seconds=body_seconds,
+    )
+
+
+def operations(services: Services) -> list[Operation]:
+    """The table of routes, bound to *services*."""
+    settings = services.settings
+    rules = Rules(types=services.types, max_attempts=settings.max_attempts, payload_bytes=settings.max_payload_bytes)
+    overview = Shared(services.queues.overview, seconds=SHARED_SECONDS)
+    machine = Operations(
+        services.readiness, Shared(services.database.ping, seconds=SHARED_SECONDS), overview, services.metrics
+    )
+    table = [
+        *submission_routes(Submissions(services.jobs, rules, services.metrics)),
+        *job_routes(JobViews(services.jobs, services.listing, services.metrics)),
+        *queue_routes(QueueViews(services.queues, overview)),
+        *operation_routes(machine),
+    ]
+    machine.routes.extend(f"{operation.method} {operation.path}" for operation in table)
+    machine.document = document(table)
+    return table
