@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -44,16 +45,25 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_url() -> Iterator[str]:
     """The server's URL; the role may create databases."""
     given = os.environ.get("TEST_DATABASE_URL")
     if given:
         yield given
         return
+    # Not pytest's own folder: that is closed to all but root, and as root the server runs under another account.
     # fsync off: no test here depends on surviving a power cut, and the machine's disk isn't what is tested.
-    folder: Path = tmp_path_factory.mktemp("postgres")
-    with EmbeddedPostgres(folder / "data", options={"fsync": "off", "max_connections": "200"}) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="fencepost-tests-") as folder,
+        EmbeddedPostgres(_opened(Path(folder)) / "data", options={"fsync": "off", "max_connections": "200"}) as server,
+    ):
         yield server.dsn
+
+
+def _opened(folder: Path) -> Path:
+    """Let other accounts pass through *folder* to what lies in it, without reading it."""
+    folder.chmod(0o711)
+    return folder
 
 
 def with_database(url: str, name: str) -> str:

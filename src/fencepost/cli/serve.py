@@ -29,7 +29,8 @@ from typing import Any
 import click
 
 import fencepost
-from fencepost.api.app import Readiness, Services, create_app
+from fencepost.api.app import Services, create_app
+from fencepost.api.readiness import Readiness
 from fencepost.api.server import ApiServer, bind_socket, make_server
 from fencepost.app import Fencepost
 from fencepost.cli.worker_thread import WorkerThread, new_event_loop
@@ -153,7 +154,8 @@ class _Service:
         watching = asyncio.create_task(self._watch_embedded(), name="fencepost-embedded")
         self._greet(listening.getsockname()[:2])
         stopped = asyncio.create_task(self._stop.wait())
-        await asyncio.wait([serving, stopped, self._worker.failed], return_when=asyncio.FIRST_COMPLETED)
+        awaited: list[asyncio.Future[Any]] = [serving, stopped, self._worker.failed]
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         failed = serving.done() or self._worker.failed.done()
         await self._shut_down(serving)
         watching.cancel()
@@ -212,7 +214,10 @@ class _Service:
     def _greet(self, address: tuple[str, int]) -> None:
         host, port = address
         url = f"http://{'localhost' if host in ('0.0.0.0', '127.0.0.1', '::', '::1') else host}:{port}"  # noqa: S104
-        where = f"in {self._embedded.data_dir}" if self._embedded else "in the database of DATABASE_URL"
+        where = "in the database of DATABASE_URL"
+        if self._embedded is not None:
+            where = f"in {self._embedded.data_dir} (an embedded PostgreSQL {self._embedded.version}; "
+            where += "set DATABASE_URL to use a server of yours)"
         authorization = "-H 'Authorization: Bearer …' " if self._settings.api_tokens else ""
         say = [
             f"fencepost {fencepost.__version__}: API on {url} ({host}:{port}), {self._settings.workers} workers",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -41,6 +40,8 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
         stream.reconfigure(errors="backslashreplace")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_formatter(settings, is_terminal=stream.isatty()))
+    # What no line of ours shows needn't be found out for each (the optimisations that logging's documentation names).
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -52,59 +53,68 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
 
 def _formatter(settings: Settings, *, is_terminal: bool) -> logging.Formatter:
     if (settings.log_format or ("text" if is_terminal else "json")) == "json":
-        renderer: Callable[[WrappedLogger, str, EventDict], str] = _render_json
-    else:
-        renderer = structlog.dev.ConsoleRenderer(colors=is_terminal, pad_event_to=0)
-    return _Formatter(
-        foreign_pre_chain=[_compose],
+        return _JsonFormatter()
+    renderer = structlog.dev.ConsoleRenderer(colors=is_terminal, pad_event_to=0)
+    return _TextFormatter(
+        foreign_pre_chain=[_of_record],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
     )
 
 
-class _Formatter(structlog.stdlib.ProcessorFormatter):
-    """Never fails: a record that can't be rendered is told as far as it can be."""
+class _JsonFormatter(logging.Formatter):
+    """One object a line. By hand, because it is on the path of every request and every job."""
 
     def format(self, record: logging.LogRecord) -> str:
         try:
+            return msgspec.json.encode(_fields(record)).decode()
+        except Exception:  # noqa: BLE001 - some value can't be encoded: mend them all
+            return msgspec.json.encode(_mend(_fields_or_less(record), _DEPTH)).decode()
+
+
+class _TextFormatter(structlog.stdlib.ProcessorFormatter):
+    def format(self, record: logging.LogRecord) -> str:
+        try:
             return super().format(record)
-        except Exception as error:  # noqa: BLE001 - from the arguments of whoever logged
-            return msgspec.json.encode(
-                {
-                    "timestamp": _moment(record.created),
-                    "level": record.levelname.lower(),
-                    "logger": _text(record.name),
-                    "event": _text(record.msg),
-                    "log_error": f"this record could not be rendered: {type(error).__name__}",
-                }
-            ).decode()
+        except Exception:  # noqa: BLE001 - the same
+            return repr(_mend(_fields_or_less(record), _DEPTH))
 
 
-def _compose(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    """Put a record's own fields around its message, in the order that people read them."""
+def _of_record(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    """Take all fields from the record."""
     record: logging.LogRecord = event["_record"]
-    composed: dict[str, Any] = {
+    return {**_fields(record), "_record": record, "_from_structlog": False}
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """What a line says, in the order that people read it."""
+    fields: dict[str, Any] = {
         "timestamp": _moment(record.created),
         "level": record.levelname.lower(),
         "logger": record.name,
-        "event": event["event"],
+        "event": record.getMessage(),
     }
     for key, value in record.__dict__.items():
-        if key not in _OWN and not key.startswith("_"):
-            composed[key] = value
+        if key not in _OWN:
+            fields[key] = value
     if record.exc_info:
-        composed["exception"] = logging.Formatter().formatException(record.exc_info)
+        fields["exception"] = logging.Formatter().formatException(record.exc_info)
     if record.stack_info:
-        composed["stack"] = record.stack_info
-    composed["_record"] = record
-    composed["_from_structlog"] = False
-    return composed
+        fields["stack"] = record.stack_info
+    return fields
 
 
-def _render_json(logger: WrappedLogger, name: str, event: EventDict) -> str:
+def _fields_or_less(record: logging.LogRecord) -> dict[str, Any]:
+    """The same, or what is left when the message itself can't be made."""
     try:
-        return msgspec.json.encode(event).decode()
-    except Exception:  # noqa: BLE001 - some value can't be encoded: mend them all
-        return msgspec.json.encode(_mend(event, _DEPTH)).decode()
+        return _fields(record)
+    except Exception as error:  # noqa: BLE001 - arguments that don't fit, or whose repr raises
+        return {
+            "timestamp": _moment(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.msg,
+            "log_error": f"this record could not be rendered: {type(error).__name__}",
+        }
 
 
 def _mend(value: Any, depth: int) -> Any:
