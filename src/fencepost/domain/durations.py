@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 _UNITS = {
     "ns": 1e-9,
@@ -15,7 +16,7 @@ _UNITS = {
     "h": 3600.0,
     "d": 86400.0,
 }
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d)")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h|d)")
 
 LONGEST_SECONDS = 100 * 365 * 86400.0
 """A hundred years; anything longer is a mistake and would overflow a date."""
@@ -50,4 +51,8 @@ def format_duration(seconds: float) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds and seconds % size == 0:
             return f"{int(seconds // size)}{unit}"
-    return f"{seconds:g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:g}ms"
+    in_milliseconds = f"{seconds * 1000:g}ms"
+    if 0 < seconds < 1 and "e" not in in_milliseconds and parse_duration(in_milliseconds) == seconds:
+        return in_milliseconds
+    # Every digit, and no exponent.
+    return f"{Decimal(repr(float(seconds))).normalize():f}s"

@@ -17,6 +17,10 @@ from typing import Any, NoReturn
 from fencepost.domain.job import Limits
 
 _NOT_STORABLE = re.compile("[\x00\ud800-\udfff]")
+_NUMBER_CHARACTERS = 1_100
+"""Enough to write out any double in full."""
+_NOT_ZERO = re.compile(r"-?[0.]*(?:[1-9]|[eE][+-]?0*[1-9][0-9]{2})")
+"""What reads as 0 and isn't, or is a zero with hundreds of places."""
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -63,17 +67,18 @@ def storable_json(value: object, *, encode: Callable[[object], bytes], limit: in
     Raises ValueError with a reason when it can't be JSON, or takes more than *limit* bytes.
     """
     try:
-        raw = encode(value)
-    except UnicodeEncodeError:
-        raw = encode(_mend(value))
+        try:
+            raw = encode(value)
+        except UnicodeEncodeError:
+            raw = encode(_mend(value))
+        if b"\\u0000" in raw and len(raw) <= limit:
+            raw = encode(_mend(json.loads(raw)))
     except RecursionError:
         raise ValueError("is nested too deep, or contains itself") from None
     except (TypeError, OverflowError) as error:
         raise ValueError(f"is not JSON: {error}") from None
     if len(raw) > limit:
         raise ValueError(f"takes {len(raw):,} bytes; the limit is {limit:,}")
-    if b"\\u0000" in raw:
-        raw = encode(_mend(value))
     return raw
 
 
@@ -131,15 +136,19 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _finite(text: str) -> float:
     number = float(text)
-    if math.isinf(number):
+    # PostgreSQL keeps every digit and writes no exponents: 1e-16000 would come back as 16,002 characters,
+    # and a megabyte of those as more than it can send.
+    if math.isinf(number) or (number == 0 and _NOT_ZERO.match(text)):
         raise ValueError(f"has a number beyond the range of a double: {text[:40]}")
+    if len(text) > _NUMBER_CHARACTERS:
+        raise ValueError(f"has a number of more than {_NUMBER_CHARACTERS:,} characters: {text[:40]}…")
     return number
 
 
 def _digits(text: str) -> int:
-    # The exponent-free twin of _finite. PostgreSQL would take it; a handler's decoder would not.
-    if len(text) > 309:
-        raise ValueError(f"has a number beyond the range of a double: {text[:40]}…")
+    # The value isn't needed, and Python refuses to read very long ones.
+    if len(text) > 300:
+        _finite(text)
     return 0
 
 

@@ -20,6 +20,10 @@ class Position(msgspec.Struct, frozen=True, order=True):
     run_at: datetime
     id: UUID = UUID(int=0)
 
+    def just_before(self) -> Position:
+        """The place from which this one is the first to be looked at."""
+        return Position(self.run_at, UUID(int=max(self.id.int - 1, 0)))
+
 
 class Snapshot(msgspec.Struct, frozen=True):
     """Which transactions a statement could not see: those running, and those from `xmax` on."""
@@ -44,8 +48,8 @@ class LaneScan(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     wanted: int
     """How many jobs it was to take from this lane."""
-    shown: int | None
-    """How many due jobs the merge saw in it (at most the slots); None when it is the only lane."""
+    rest: Position | None
+    """The first due job that the claim saw and did not take; None when it took all it saw."""
     next_run_at: datetime | None
     """When its next scheduled job is due, if the claim ran short."""
 
@@ -75,8 +79,10 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[tuple[UUID, int, Status]]
     """Id, attempt, and where the job went."""
     last_locked_until: datetime | None
+    """How far it got, when there were more than it was to take: no lease before that is left."""
     snapshot: Snapshot
     seen_at: datetime
+    """How far it got when there were not: the database's clock, or a lease that somebody held."""
 
 
 class Extension(msgspec.Struct, frozen=True):
@@ -129,7 +135,7 @@ class WorkerStore:
                     LaneScan(
                         priority=row["priority"],
                         wanted=row["wanted"],
-                        shown=row["shown"],
+                        rest=None if row["rest_id"] is None else Position(row["rest_run_at"], row["rest_id"]),
                         next_run_at=row["run_at"],
                     )
                 )
@@ -208,11 +214,13 @@ class WorkerStore:
         """Take back jobs whose lease has run out, from *after* on."""
         rows = await self.database.fetch("recover", queue_id=queue_id, after=after, max_rows=max_rows)
         head, *jobs = sorted(rows, key=lambda row: row["id"] is not None)
+        # A lease that somebody held just then may stay as it is, so a sweep never gets past one.
+        held = head["locked_until"] or head["seen_at"]
         return Recovery(
             jobs=[(row["id"], row["attempt"], Status(row["status"])) for row in jobs],
-            last_locked_until=max((row["locked_until"] for row in jobs), default=None),
+            last_locked_until=min(held, max(row["locked_until"] for row in jobs)) if jobs else None,
             snapshot=Snapshot.parse(head["snapshot"]),
-            seen_at=head["seen_at"],
+            seen_at=min(held, head["seen_at"]),
         )
 
     async def due_queues(self, cursors: dict[int, dict[int, Position]]) -> tuple[Snapshot, list[DueQueue]]:

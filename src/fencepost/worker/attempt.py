@@ -39,6 +39,11 @@ class Attempt:
         """What names this attempt and no other."""
         return self.lease.id, self.lease.token
 
+    def end(self) -> None:
+        """From now on it can't be interrupted any more; only its outcome is still to be written."""
+        if self.ended_at is None:
+            self.ended_at = time.monotonic()
+
     @property
     def seconds(self) -> float:
         """How long it has run, or did."""

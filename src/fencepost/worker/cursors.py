@@ -9,24 +9,25 @@ every claim. So each dispatcher remembers how far it has come.
 What may be behind the cursor, and how it is found
 --------------------------------------------------
 A claim sees the jobs that were committed when its snapshot was taken, takes them up to
-a point, and the cursor moves there. A job behind that point that it did not take was
+a point, and the cursor moves there. A job behind that point that it did not see was put
+there by a transaction still open at the snapshot. `run_at` is never before the clock at
+the insert, made after the transaction got its id, so a transaction that began after the
+snapshot can't put a job before it:
 
-  - put there by a transaction still open at the snapshot. `run_at` is never before the
-    clock at the insert, made after the transaction got its id, so a transaction that
-    began after the snapshot can't put a job before it:
+    producer                            dispatcher
+    begins, stamps run_at = 12:00:01
+                                        claims at 12:00:02; cursor there
+    commits                             the job is behind the cursor
 
-        producer                            dispatcher
-        begins, stamps run_at = 12:00:01
-                                            claims at 12:00:02; cursor there
-        commits                             the job is behind the cursor
+That transaction is in the snapshot's list of running ones. Each is kept as a suspect,
+with the place where the scan began that met it first: nothing it may leave is before
+that. Once a snapshot shows that it has ended, one look from there on finds whatever it
+left, and it is a suspect no longer.
 
-  - or locked by a transaction still open, another dispatcher's claim, which may yet
-    roll back and leave the job where it was.
-
-Either way the transaction is in the snapshot's list of running ones. Each is kept as a
-suspect, with the place where the scan began that met it first: nothing it may leave is
-before that. Once a snapshot shows that it has ended, one look from there on finds
-whatever it left, and it is a suspect no longer.
+A job that was seen and not taken is another matter: somebody held it, another
+dispatcher's claim most likely, which may yet roll back and leave the job where it was.
+That transaction need not be in the list: it may have begun after the snapshot and
+before the lock was tried. So the cursor never gets past such a job.
 
 Short suspects (most: an enqueue's commit) are covered by starting the next claims a
 little further back. Long ones would make every claim start far back, so they wait
@@ -81,29 +82,21 @@ class Cursors:
         """
         if claim.snapshot is None or claim.seen_at is None:
             return False
-        came_to: dict[int, Position | None] = {}
-        for lane in claim.lanes:
-            taken = [Position(lease.run_at, lease.id) for lease in claim.leases if lease.priority == lane.priority]
-            if len(taken) < lane.wanted or lane.shown == 0:
-                # Everything due was looked at, up to the clock before the snapshot.
-                came_to[lane.priority] = Position(claim.seen_at)
-            elif taken:
-                came_to[lane.priority] = max(taken)
-            else:
-                # Passed over for more urgent lanes; what it holds may be anywhere from the start on.
-                came_to[lane.priority] = starts.get(lane.priority)
+        # Where nothing is left, everything due was taken, up to the clock before the snapshot.
+        came_to = {
+            lane.priority: Position(claim.seen_at) if lane.rest is None else lane.rest.just_before()
+            for lane in claim.lanes
+        }
         return self.advanced(starts, came_to, claim.snapshot)
 
-    def advanced(self, starts: Starts, came_to: Mapping[int, Position | None], snapshot: Snapshot) -> bool:
+    def advanced(self, starts: Starts, came_to: Mapping[int, Position], snapshot: Snapshot) -> bool:
         """
         Take in that a scan from *starts* took all it could see up to *came_to*, lane by lane.
 
-        A lane with None has not come anywhere. Returns what `claimed` does.
+        Returns what `claimed` does.
         """
         for lane, position in came_to.items():
-            if position is None:
-                self._positions.pop(lane, None)
-            else:
+            if not self._moved_back(lane, starts):
                 self._positions[lane] = position
         self._take_in(snapshot, lambda suspect: _covers(starts, suspect.starts, list(came_to)))
         for transaction in snapshot.running - self._suspects.keys():
@@ -139,6 +132,10 @@ class Cursors:
         """Start from the beginning again: after a reconnect the server may be another one."""
         self._positions.clear()
         self._suspects.clear()
+
+    def _moved_back(self, lane: int, starts: Starts) -> bool:
+        """Whether a look moved a cursor back while the scan that began at *starts* was under way."""
+        return lane in starts and (lane not in self._positions or self._positions[lane] < starts[lane])
 
     def _is_young(self, suspect: _Suspect) -> bool:
         """Whether claims look after it. Not when it may have left a job anywhere in a lane: that is too far back."""

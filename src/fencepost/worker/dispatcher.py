@@ -71,6 +71,11 @@ class Dispatcher:
         self._ready.update(dict.fromkeys(queue_ids))
         self._woken.set()
 
+    def due_in(self, queue_id: int, seconds: float) -> None:
+        """This queue will have something due then."""
+        self._plan(queue_id, seconds)
+        self._woken.set()
+
     def poll_now(self) -> None:
         """Anything may have changed: look at all queues."""
         self._next_poll = 0.0
@@ -97,7 +102,10 @@ class Dispatcher:
                 else:
                     log.exception("fault while claiming jobs")
                 self._start_over()
-                await self._wait(pause)
+                # Or a wake-up from before the fault would be taken for one that came after it, at every turn.
+                self._woken.clear()
+                if not self._stopping:
+                    await self._wait(pause)
         if self._look is not None:
             self._look.cancel()
             await asyncio.wait([self._look])
@@ -119,6 +127,8 @@ class Dispatcher:
         now = time.monotonic()
         if now >= self._next_poll:
             await self._poll()
+            # The poll tells which old transactions have ended; what they left must not wait for the next one.
+            self._look_behind()
         for queue_id in [queue_id for queue_id, at in self._due_at.items() if at <= now]:
             del self._due_at[queue_id]
             self._ready[queue_id] = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -110,9 +111,13 @@ class Executor:
                 self.abandon(attempt)
             return
         assert attempt.task is not None
-        attempt.task.cancel()
+        assert attempt.timer is not None
+        loop = asyncio.get_running_loop()
+        # Not before its first step: a task that is cancelled before that never runs, and so would never end here.
+        loop.call_soon(attempt.task.cancel)
         if ending is not Ending.RELEASED:
-            asyncio.get_running_loop().call_later(GRACE_SECONDS, self.abandon, attempt)
+            attempt.timer.cancel()
+            attempt.timer = loop.call_later(GRACE_SECONDS, self.abandon, attempt)
 
     def abandon(self, attempt: Attempt) -> None:
         """Decide the outcome of an interrupted attempt whose handler won't stop."""
@@ -140,6 +145,7 @@ class Executor:
             result = outcome.failed(attempt.lease, error, self._backoff)
         if attempt.timer is not None:
             attempt.timer.cancel()
+        attempt.end()
         if attempt.abandoned:
             self._events.stuck(-1)
         else:
@@ -166,14 +172,16 @@ class Executor:
                 return self._interrupted(attempt)
             return outcome.failed(lease, error, self._backoff)
         finally:
-            attempt.ended_at = attempt.started_at + attempt.seconds
+            attempt.end()
         # Work that was done is done, even when the handler was being interrupted.
         return None if attempt.interruption is Ending.LOST else outcome.succeeded(lease, self._result(lease, value))
 
     async def _call(self, job_type: JobType, context: Context, payload: Any) -> Any:
         if job_type.is_async:
             return await job_type.handler(context, payload)
-        return await _in_thread(job_type, context, payload)
+        value = await _in_thread(job_type, context, payload)
+        # A plain callable may have made a coroutine: of an object's async __call__, say.
+        return await value if inspect.iscoroutine(value) else value
 
     def _context(self, lease: Lease) -> Context:
         return Context(
@@ -202,7 +210,7 @@ class Executor:
             return None
         try:
             return storable_json(value, encode=self._encode, limit=self._max_result_bytes)
-        except ValueError as error:
+        except Exception as error:
             log.warning(
                 "result not stored; the job counts as completed",
                 extra={"job_id": str(lease.id), "job_type": lease.type, "reason": str(error)},
@@ -218,23 +226,18 @@ async def _in_thread(job_type: JobType, context: Context, payload: Any) -> Any:
     the process from exiting.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
+    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    caller = contextvars.copy_context()
 
     def report(value: Any, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(value)
-        else:
-            # A future can't carry StopIteration.
-            done.set_exception(
-                error if not isinstance(error, StopIteration) else RuntimeError(f"handler raised {error!r}")
-            )
+        if not done.cancelled():
+            # As a value: a future can't carry StopIteration, and would keep an exception in a cycle with its frames.
+            done.set_result((value, error))
 
     def work() -> None:
         value, error = None, None
         try:
-            value = contextvars.copy_context().run(job_type.handler, context, payload)
+            value = caller.run(job_type.handler, context, payload)
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it belongs to this job
             error = raised
         try:
@@ -242,6 +245,16 @@ async def _in_thread(job_type: JobType, context: Context, payload: Any) -> Any:
         except RuntimeError:
             # The loop has closed: the process is going down, and the job was released.
             return
+        finally:
+            # The error's trace leads to this frame, so the frame must not lead to the error.
+            del value, error
 
     threading.Thread(target=work, name=f"fencepost-job-{context.id}", daemon=True).start()
-    return await done
+    value, error = await done
+    del done
+    if error is None:
+        return value
+    try:
+        raise error if not isinstance(error, StopIteration) else RuntimeError("handler raised StopIteration") from error
+    finally:
+        del error

@@ -189,6 +189,7 @@ class Worker:
             )
             if self._draining:
                 # Claimed while the signal came in: back at once, unstarted.
+                attempt.end()
                 self._settle(attempt, outcome.released(lease))
             else:
                 self._executor.start(attempt)
@@ -202,6 +203,9 @@ class Worker:
 
     def _settled(self, attempt: Attempt, result: Outcome, status: Status | None) -> None:
         self._keeper.drop(attempt)
+        if status is Status.PENDING:
+            # A retry of ours starts on time; other workers find it by polling.
+            self._dispatcher.due_in(result.queue_id, result.delay_seconds)
         self._report(attempt, result.ending if status is not None else Ending.LOST, result, status)
 
     def _report(self, attempt: Attempt, ending: Ending, result: Outcome | None, status: Status | None) -> None:

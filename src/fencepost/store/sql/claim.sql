@@ -5,9 +5,9 @@
 --   aging 0 the higher priority always goes first.
 -- Cursors: where in each lane this dispatcher's scan begins. They save re-reading the dead
 --   entries of jobs already taken, and decide nothing else (worker/cursors.py has the proof).
--- Returns: a row a lane first (job id null): how many it was asked for, how many due jobs it
---   showed, when its next scheduled job is due if it ran short, this statement's snapshot and
---   clock. Then a row a job. No row at all: the queue is paused, or nothing was ever enqueued.
+-- Returns: a row a lane first (job id null): how many it was asked for, the first due job it saw
+--   and did not take, when its next scheduled job is due if it ran short, this statement's snapshot
+--   and clock. Then a row a job. No row at all: the queue is paused, or nothing was ever enqueued.
 -- Index: pending_lane, from the cursor on. Locks: the rows taken; rows that another dispatcher
 --   holds are skipped, so nothing waits.
 --
@@ -55,13 +55,12 @@ front as materialized (
 share as materialized (
     select lane.priority, lane.run_at, lane.id,
            case when (select count(*) from lane) = 1 then cast(:slots as int)
-                else (select count(*) from front f where f.priority = lane.priority) end as wanted,
-           case when (select count(*) from lane) > 1
-                then (select count(*) from head h where h.priority = lane.priority) end as shown
+                else (select count(*) from front f where f.priority = lane.priority) end as wanted
       from lane
 ),
 picked as materialized (
-    select p.*
+    -- Stamped after the row is locked, when this transaction has its id: the sweep for expired leases rests on that.
+    select p.*, clock_timestamp() as taken_at
       from share
      cross join lateral (
         select p.id, p.priority, p.attempts, p.token, p.run_at
@@ -76,6 +75,22 @@ picked as materialized (
      ) p
      where share.wanted > 0
 ),
+rest as materialized (
+    -- What was seen and not taken: beyond the slots, or in the hands of another dispatcher. Cursors stop before it.
+    select share.priority, p.run_at, p.id
+      from share
+     cross join lateral (
+        select p.run_at, p.id
+          from fencepost.pending p
+         where p.queue_id = cast(:queue_id as int)
+           and p.priority = share.priority
+           and (p.run_at, p.id) > (share.run_at, share.id)
+           and p.run_at <= now()
+           and p.id not in (select k.id from picked k)
+         order by p.run_at, p.id
+         limit 1
+     ) p
+),
 gone as (
     delete from fencepost.pending p
      where p.queue_id = cast(:queue_id as int)
@@ -84,10 +99,10 @@ gone as (
 leased as (
     insert into fencepost.leases (id, queue_id, priority, attempt, token, worker_id, started_at, locked_until)
     select k.id, cast(:queue_id as int), k.priority, k.attempts + 1, k.token + 1, cast(:worker_id as uuid),
-           now(), now() + make_interval(secs => cast(:lease_seconds as float8))
+           k.taken_at, k.taken_at + make_interval(secs => cast(:lease_seconds as float8))
       from picked k
 )
-select null::uuid as id, share.priority, share.wanted, share.shown,
+select null::uuid as id, share.priority, share.wanted, rest.run_at as rest_run_at, rest.id as rest_id,
        case when (select count(*) from picked k where k.priority = share.priority) < share.wanted or share.wanted = 0
             then (
                 select p.run_at
@@ -103,9 +118,10 @@ select null::uuid as id, share.priority, share.wanted, share.shown,
        null::text as type, null::jsonb as payload, null::smallint as max_attempts, null::float8 as timeout_seconds,
        null::text as request_id
   from share
+  left join rest on rest.priority = share.priority
 union all
-select k.id, k.priority, null, null, k.run_at, null, null,
-       k.attempts + 1, k.token + 1, now() + make_interval(secs => cast(:lease_seconds as float8)),
+select k.id, k.priority, null, null, null, k.run_at, null, null,
+       k.attempts + 1, k.token + 1, k.taken_at + make_interval(secs => cast(:lease_seconds as float8)),
        j.type, j.payload, j.max_attempts, j.timeout_seconds, j.request_id
   from picked k
  cross join lateral (

@@ -1,14 +1,13 @@
 -- A page of the ids of completed jobs, newest first, below a cursor.
 --
--- Looks at no more than :scan_rows of them, so that a filter few jobs match can't turn into a scan of the
+-- Looks at no more than :scan_rows ended jobs, so that a filter few jobs match can't turn into a scan of the
 -- whole history: the page may then be short, and the last row (matched or not) says how far it looked.
 -- Index: finished's primary key, partition by partition. Locks: none.
 with looked_at as materialized (
-    select s.id, s.queue_id
+    select s.id, s.queue_id, s.status
       from fencepost.finished s
      where s.id < cast(:before as uuid)
        and s.id >= cast(:not_before as uuid)
-       and s.status = 'completed'
      order by s.id desc
      limit cast(:scan_rows as int)
 ),
@@ -18,7 +17,8 @@ matched as (
      cross join lateral (
         select j.type from fencepost.jobs j where j.id = s.id and j.queue_id = s.queue_id limit 1
      ) j
-     where (cast(:type as text) is null or j.type = cast(:type as text))
+     where s.status = 'completed'
+       and (cast(:type as text) is null or j.type = cast(:type as text))
        and (cast(:queue_id as int) is null or s.queue_id = cast(:queue_id as int))
      order by s.id desc
      limit cast(:page_rows as int)

@@ -2,7 +2,8 @@
 -- dead_letter; to cancelled when that was asked for.
 --
 -- Parameters: after, where the sweep begins (null: everything); max_rows.
--- Returns: a row first with this statement's snapshot and clock (id null), then a row a job.
+-- Returns: a row first (id null) with this statement's snapshot and clock, and when the first lease ran
+--   out that it saw and did not take; then a row a job.
 -- Index: leases_expiry from :after on. Locks: the leases taken; those being settled right now
 --   are skipped, so a settlement that got here first wins.
 with expired as materialized (
@@ -51,6 +52,16 @@ logged as (
       from judged h
 )
 select null::uuid as id, null::bigint as token, null::smallint as attempt, null::text as status,
-       null::timestamptz as locked_until, cast(pg_current_snapshot() as text) as snapshot, now() as seen_at
+       (
+           select l.locked_until
+             from fencepost.leases l
+            where l.queue_id = cast(:queue_id as int)
+              and l.locked_until >= coalesce(cast(:after as timestamptz), timestamptz '-infinity')
+              and l.locked_until <= now()
+              and l.id not in (select e.id from expired e)
+            order by l.locked_until
+            limit 1
+       ) as locked_until,
+       cast(pg_current_snapshot() as text) as snapshot, now() as seen_at
 union all
 select h.id, h.token, h.attempt, h.status, h.locked_until, null, null from judged h

@@ -1,0 +1,321 @@
+"""The service as a process: start, stop, signals, crashes, and what survives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.support import Service, wait_until
+
+QUICK = {"BACKOFF_BASE": "100ms", "RECOVERY_INTERVAL": "200ms", "LEASE_DURATION": "2s", "LEASE_EXTENSION": "true"}
+"""Short enough for a test to see a lease run out."""
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    """A folder for an embedded PostgreSQL; other accounts may pass through, as it needs when we are root."""
+    with tempfile.TemporaryDirectory(prefix="fencepost-service-") as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder) / "data"
+
+
+def test_embedded_data_survives_ctrl_c_and_kill(data_dir: Path) -> None:
+    with Service(DATA_DIR=str(data_dir)) as service:
+        assert any(str(data_dir) in line for line in service.said)
+        assert any("curl -s http://localhost" in line for line in service.said)
+        first = service.post({"type": "sleep", "payload": {"duration": "1ms"}})["id"]
+        service.wait_for(first, "completed")
+        service.signal(signal.SIGINT)
+        assert service.wait() == 0
+    with Service(DATA_DIR=str(data_dir)) as service:
+        assert service.job(first)["status"] == "completed"
+        second = service.post({"type": "sleep", "payload": {"duration": "1h"}, "timeout": "2h"})["id"]
+        service.wait_for(second, "processing")
+        service.kill()
+    # Nothing that the killed one left may stop the next start, even at once.
+    with Service(DATA_DIR=str(data_dir), **QUICK) as service:
+        assert service.job(first)["status"] == "completed"
+        assert service.job(second)["status"] in ("pending", "processing")
+
+
+def test_second_service_on_the_same_data_is_told_what_to_do(data_dir: Path) -> None:
+    with Service(DATA_DIR=str(data_dir)) as service:
+        other = subprocess.run(
+            [sys.executable, "-m", "fencepost.cli.main", "serve"],
+            env={"PATH": "/usr/bin:/bin", "DATA_DIR": str(data_dir), "HTTP_ADDR": "127.0.0.1:0"},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert other.returncode == 6
+        assert str(service.process.pid) in other.stderr
+        assert "DATA_DIR" in other.stderr
+        assert "Traceback" not in other.stderr
+
+
+def test_embedded_server_that_dies_is_started_again(data_dir: Path) -> None:
+    with Service(DATA_DIR=str(data_dir), **QUICK) as service:
+        first = service.post({"type": "sleep", "payload": {"duration": "1ms"}})["id"]
+        service.wait_for(first, "completed")
+        pid = int((data_dir / "postgres" / "postmaster.pid").read_text().splitlines()[0])
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: service.call("GET", "/readyz").status == 200, 30, f"postgres {pid} to be replaced")
+        second = service.post({"type": "sleep", "payload": {"duration": "1ms"}})["id"]
+        service.wait_for(second, "completed")
+
+
+def test_port_in_use_is_said_in_a_sentence(database_url: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = subprocess.run(
+            [sys.executable, "-m", "fencepost.cli.main", "serve"],
+            env={"PATH": "/usr/bin:/bin", "DATABASE_URL": database_url, "HTTP_ADDR": f"127.0.0.1:{port}"},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert ended.returncode == 2
+    assert f"{port}" in ended.stderr
+    assert "in use" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"LEASE_DURATION": "10s"}, "LEASE_DURATION"),
+        ({"WORKERS": "many"}, "WORKERS"),
+        ({"HTTP_ADDR": "8080"}, "HTTP_ADDR"),
+        ({"JOB_TIMEOUT": "fast"}, "JOB_TIMEOUT"),
+        ({"API_TOKENS_FILE": "/nowhere"}, "API_TOKENS_FILE"),
+        ({"SCHEMA": "x" * 51}, "SCHEMA"),
+    ],
+)
+def test_settings_that_cannot_work_stop_the_start(environment: dict[str, str], words: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "fencepost.cli.main", "serve"],
+        env={"PATH": "/usr/bin:/bin", "DATABASE_URL": "postgresql://127.0.0.1:1/none", **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_graceful_stop_in_order(database_url: str) -> None:
+    """Running jobs finish, /readyz turns first, requests are served meanwhile, nothing new is claimed."""
+    with Service(DATABASE_URL=database_url, WORKERS="2", DRAIN_DELAY="1s", SHUTDOWN_TIMEOUT="10s") as service:
+        running = [service.post({"type": "sleep", "payload": {"duration": "2s"}})["id"] for _ in range(2)]
+        for job_id in running:
+            service.wait_for(job_id, "processing")
+        waiting = service.post({"type": "sleep", "payload": {"duration": "1ms"}})["id"]
+        service.signal(signal.SIGTERM)
+        wait_until(lambda: service.call("GET", "/readyz").status == 503, 1, "not ready")
+        assert service.call("GET", "/healthz").status == 200
+        late = service.post({"type": "sleep", "payload": {"duration": "1ms"}})["id"]
+        assert service.wait() == 0
+    with Service(DATABASE_URL=database_url, WORKERS="0") as service:
+        for job_id in running:
+            assert service.job(job_id)["status"] == "completed"
+        assert service.job(waiting)["status"] == "pending"
+        assert service.job(late)["status"] == "pending"
+
+
+def test_stop_releases_what_does_not_finish_without_costing_an_attempt(database_url: str) -> None:
+    with Service(DATABASE_URL=database_url, SHUTDOWN_TIMEOUT="200ms") as service:
+        long = service.post({"type": "sleep", "payload": {"duration": "1h"}, "timeout": "2h"})["id"]
+        service.wait_for(long, "processing")
+        started = time.monotonic()
+        service.signal(signal.SIGTERM)
+        assert service.wait() == 0
+        assert time.monotonic() - started < 5
+    with Service(DATABASE_URL=database_url, WORKERS="0") as service:
+        job = service.job(long)
+        assert (job["status"], job["attempts"], job["lease_token"]) == ("pending", 0, 1)
+        assert [past["outcome"] for past in job["history"]] == ["released"]
+
+
+def test_idle_service_stops_within_a_second(database_url: str) -> None:
+    with Service(DATABASE_URL=database_url) as service:
+        started = time.monotonic()
+        service.signal(signal.SIGTERM)
+        assert service.wait() == 0
+        assert time.monotonic() - started < 1.5
+
+
+def test_second_signal_ends_the_process_at_once(database_url: str) -> None:
+    with Service(DATABASE_URL=database_url, SHUTDOWN_TIMEOUT="1h") as service:
+        long = service.post({"type": "sleep", "payload": {"duration": "1h"}, "timeout": "2h"})["id"]
+        service.wait_for(long, "processing")
+        service.signal(signal.SIGTERM)
+        wait_until(lambda: any("stopping" in line for line in service.said), 5, "the first signal to be taken")
+        service.signal(signal.SIGTERM)
+        assert service.wait(2) == 128 + signal.SIGTERM
+
+
+def test_kill_of_one_of_two_services_loses_nothing(database_url: str) -> None:
+    """Every job still ends, with the attempts it should have: one more for what the killed process was running."""
+    common = {"DATABASE_URL": database_url, "WORKERS": "8", **QUICK}
+    with Service(**common) as survivor, Service(**common) as victim:
+        ids: list[str] = []
+
+        def submit() -> None:
+            for number in range(300):
+                ids.append(survivor.post({"type": "sleep", "payload": {"duration": f"{number % 40}ms"}})["id"])
+
+        producer = threading.Thread(target=submit)
+        producer.start()
+        wait_until(lambda: len(victim.events("job finished")) >= 20, 20, "the victim to be in the middle of it")
+        victim.kill()
+        producer.join(60)
+        assert len(ids) == 300
+        wait_until(lambda: all(survivor.job(job_id)["status"] == "completed" for job_id in ids), 30, "every job to end")
+        unfinished = {line["job_id"] for line in victim.events("job started")}
+        unfinished -= {line["job_id"] for line in victim.events("job finished")}
+        for job_id in ids:
+            job = survivor.job(job_id)
+            lost = [past for past in job["history"] if past["outcome"] == "lost"]
+            assert job["attempts"] == 1 + len(lost)
+            assert len(lost) <= 1
+            assert not lost or job_id in unfinished or job["history"]
+        assert survivor.call("GET", "/queues/default").body["in_flight"] == 0
+
+
+def test_job_that_kills_its_process_runs_out_of_attempts(database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(
+        "import os, signal\n"
+        "from fencepost.app import Fencepost\n"
+        "app = Fencepost()\n"
+        "@app.job('deadly')\n"
+        "async def deadly(context, payload):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with Service(DATABASE_URL=database_url, WORKERS="0") as api:
+        healthy = [api.post({"type": "sleep", "payload": {"duration": "1ms"}})["id"] for _ in range(10)]
+        deadly = ""
+        for attempt in range(3):
+            worker = Service("deadly:app", DATABASE_URL=database_url, PYTHONPATH=str(tmp_path), **QUICK)
+            worker.wait_until_listening()
+            if not attempt:
+                deadly = worker.post({"type": "deadly", "max_attempts": 2})["id"]
+            if attempt < 2:
+                assert worker.wait() == -signal.SIGKILL
+            else:
+                job = api.wait_for(deadly, "dead_letter")
+                assert job["attempts"] == 2
+                assert "lease expired" in job["last_error"]
+                for job_id in healthy:
+                    api.wait_for(job_id, "completed")
+                worker.kill()
+
+
+def test_blocked_handler_blocks_no_request_and_keeps_its_lease(database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "blocking.py").write_text(
+        "import time\n"
+        "from fencepost.app import Fencepost\n"
+        "app = Fencepost()\n"
+        "@app.job('block')\n"
+        "async def block(context, payload):\n"
+        "    time.sleep(4)\n"
+    )
+    common = {"DATABASE_URL": database_url, **QUICK, "LEASE_DURATION": "1s"}
+    with (
+        Service("blocking:app", PYTHONPATH=str(tmp_path), **common) as service,
+        Service("blocking:app", PYTHONPATH=str(tmp_path), **common),
+    ):
+        job_id = service.post({"type": "block"})["id"]
+        service.wait_for(job_id, "processing")
+        slowest = 0.0
+        while service.job(job_id)["status"] == "processing":
+            asked = time.monotonic()
+            assert service.call("GET", "/healthz").status == 200
+            slowest = max(slowest, time.monotonic() - asked)
+        job = service.job(job_id)
+        assert (job["status"], job["attempts"], job["history"]) == ("completed", 1, [])
+        assert slowest < 1
+
+
+def test_starts_before_its_database_and_finds_it(data_dir: Path) -> None:
+    """A database that comes up late is waited for."""
+    from fencepost.embedded import EmbeddedPostgres
+
+    server = EmbeddedPostgres(data_dir)
+    server.start()
+    dsn = server.dsn
+    server.stop()
+    service = Service(DATABASE_URL=dsn)
+    try:
+        wait_until(lambda: bool(service.events("waiting for the database")), 20, "it to miss the database")
+        server.start()
+        service.wait_until_listening()
+        job_id = service.post({"type": "sleep", "payload": {"duration": "1ms"}})["id"]
+        service.wait_for(job_id, "completed")
+    finally:
+        service.kill()
+        server.stop()
+
+
+def test_tokens_are_asked_for_and_never_logged(database_url: str) -> None:
+    token = "a-token-for-this-test-only"
+    with Service(DATABASE_URL=database_url, API_TOKENS=f"other-token-0123456789,{token}") as service:
+        assert service.call("GET", "/healthz").status == 200
+        refused = service.call("GET", "/jobs")
+        assert refused.status == 401
+        assert refused.headers["www-authenticate"].startswith("Bearer")
+        assert service.call("GET", "/jobs", Authorization=f"Bearer {token}").status == 200
+        assert service.call("GET", f"/jobs?token={token}").status == 401
+        service.signal(signal.SIGTERM)
+        service.wait()
+        assert token not in "".join(service.logged + service.said)
+
+
+def test_address_open_to_others_without_a_token_is_warned_of(database_url: str) -> None:
+    with Service(DATABASE_URL=database_url, HTTP_ADDR=":0") as service:
+        wait_until(lambda: any("API_TOKENS" in line for line in service.logged), 5, "the warning")
+
+
+def test_load_test_finds_nothing_wrong(database_url: str) -> None:
+    with Service(DATABASE_URL=database_url, WORKERS="16", BACKOFF_BASE="50ms") as service:
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "fencepost.cli.main",
+                "load-test",
+                "--url",
+                service.url,
+                "--jobs",
+                "500",
+                "--fail-rate",
+                "0.2",
+                "--json",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        report = json.loads(ended.stdout)
+        assert report["by_status"] == {"completed": 400, "dead_letter": 100}
+        assert report["retries"] == 200
+        assert (report["lost"], report["wrong"], report["run_twice"]) == ([], [], [])
+        assert report["completion_rate"] == 1.0

@@ -1,0 +1,188 @@
+"""The settler by itself, against a store that fails in every way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import pytest
+
+from fencepost.domain import outcome as outcomes
+from fencepost.domain.job import Status
+from fencepost.domain.outcome import Outcome
+from fencepost.errors import DatabaseUnavailable
+from fencepost.worker.attempt import Attempt
+from fencepost.worker.settler import BATCH, Settler
+
+from .support import make_lease, wait_until, within
+
+pytestmark = pytest.mark.anyio
+
+Key = tuple[UUID, int]
+
+
+class Store:
+    """Writes what it isn't told to refuse."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, list[Outcome]]] = []
+        self.written: list[Outcome] = []
+        self.refuse: Callable[[list[Outcome]], BaseException | None] = lambda batch: None
+        self.lost: set[UUID] = set()
+        self.gate: asyncio.Event | None = None
+
+    async def settle(self, queue_id: int, batch: list[Outcome], /) -> dict[Key, Status]:
+        self.calls.append((queue_id, list(batch)))
+        if self.gate is not None:
+            await self.gate.wait()
+        error = self.refuse(batch)
+        if error is not None:
+            raise error
+        self.written += batch
+        return {(one.id, one.token): one.status for one in batch if one.id not in self.lost}
+
+
+class Settlement:
+    def __init__(self, store: Store, settler: Settler, reports: list[tuple[Outcome, Status | None]]) -> None:
+        self.store = store
+        self.settler = settler
+        self.reports = reports
+
+    def put(self, result: bytes | None = b"1", queue_id: int = 1) -> Outcome:
+        attempt = Attempt(make_lease(queue_id=queue_id))
+        outcome = outcomes.succeeded(attempt.lease, result)
+        self.settler.put(attempt, outcome)
+        return outcome
+
+
+@asynccontextmanager
+async def settling() -> AsyncIterator[Settlement]:
+    store = Store()
+    reports: list[tuple[Outcome, Status | None]] = []
+    settler = Settler(store, settled=lambda attempt, outcome, status: reports.append((outcome, status)))
+    task = asyncio.create_task(settler.run())
+    try:
+        yield Settlement(store, settler, reports)
+    finally:
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_outcomes_that_gather_during_a_write_go_together() -> None:
+    async with settling() as at:
+        at.store.gate = asyncio.Event()
+        first = at.put()
+        await wait_until(lambda: at.store.calls, 1)
+        others = [at.put() for _ in range(BATCH + 20)]
+        assert at.reports == []
+        at.store.gate.set()
+        await within(2, at.settler.flush())
+        assert [len(batch) for _, batch in at.store.calls] == [1, BATCH, 20]
+        assert [outcome for outcome, _ in at.reports] == [first, *others]
+        assert {status for _, status in at.reports} == {Status.COMPLETED}
+
+
+async def test_a_busy_queue_does_not_hold_up_another() -> None:
+    async with settling() as at:
+        at.store.gate = asyncio.Event()
+        for _ in range(3 * BATCH):
+            at.put(queue_id=1)
+        at.put(queue_id=2)
+        at.store.gate.set()
+        await within(2, at.settler.flush())
+        assert [queue_id for queue_id, _ in at.store.calls] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("position", [0, 25, 49])
+async def test_one_refused_outcome_does_not_hold_up_the_others(position: int) -> None:
+    async with settling() as at:
+        batch = [at.put(b"bad" if at_place == position else b"1") for at_place in range(50)]
+        at.store.refuse = lambda tried: ValueError("no") if any(one.result == b"bad" for one in tried) else None
+        await within(2, at.settler.flush())
+        assert {outcome.id for outcome, status in at.reports if status is Status.COMPLETED} == {one.id for one in batch}
+        assert len(at.reports) == 50
+        (bare,) = [outcome for outcome in at.store.written if outcome.result is None]
+        assert (bare.id, bare.status) == (batch[position].id, Status.COMPLETED)
+
+
+async def test_an_outcome_that_can_not_be_written_at_all_is_given_up_and_nothing_else() -> None:
+    async with settling() as at:
+        batch = [at.put() for _ in range(50)]
+        cursed = batch[7].id
+        at.store.refuse = lambda tried: ValueError("never") if any(one.id == cursed for one in tried) else None
+        await within(2, at.settler.flush())
+        assert [(outcome.id, status) for outcome, status in at.reports] == [
+            (one.id, None if one.id == cursed else Status.COMPLETED) for one in batch
+        ]
+
+
+async def test_a_failed_outcome_that_is_refused_is_written_without_its_words() -> None:
+    async with settling() as at:
+        attempt = Attempt(make_lease(attempt=3))
+        outcome = outcomes.permanent(attempt.lease, "Odd", "unspeakable")
+        at.store.refuse = lambda tried: ValueError("no") if any(one.error == "unspeakable" for one in tried) else None
+        at.settler.put(attempt, outcome)
+        await within(2, at.settler.flush())
+        (written,) = at.store.written
+        assert (written.status, written.ending, written.error_type) == (Status.FAILED, outcome.ending, "Unrecordable")
+        assert "log" in (written.error or "")
+
+
+async def test_it_waits_for_the_database_and_loses_nothing() -> None:
+    failures = 4
+
+    def down(batch: list[Outcome]) -> BaseException | None:
+        nonlocal failures
+        failures -= 1
+        return DatabaseUnavailable("down") if failures >= 0 else None
+
+    async with settling() as at:
+        at.store.refuse = down
+        batch = [at.put() for _ in range(10)]
+        await within(5, at.settler.flush())
+        assert at.store.written == batch
+        assert [outcome for outcome, _ in at.reports] == batch
+
+
+async def test_the_database_may_go_away_while_outcomes_are_written_one_by_one() -> None:
+    outage = [False, False]
+
+    def refuse(batch: list[Outcome]) -> BaseException | None:
+        if len(batch) > 1:
+            return ValueError("one of them is bad")
+        if len(at.store.written) in (3, 6) and not outage[len(at.store.written) // 3 - 1]:
+            outage[len(at.store.written) // 3 - 1] = True
+            return DatabaseUnavailable("down")
+        return None
+
+    async with settling() as at:
+        at.store.refuse = refuse
+        batch = [at.put() for _ in range(10)]
+        await within(5, at.settler.flush())
+        assert outage == [True, True]
+        assert at.store.written == batch, "one was written twice, or not at all"
+        assert [outcome for outcome, _ in at.reports] == batch
+
+
+async def test_a_lost_lease_is_reported_as_such() -> None:
+    async with settling() as at:
+        kept, lost = at.put(), at.put()
+        at.store.lost.add(lost.id)
+        await within(2, at.settler.flush())
+        assert at.reports == [(kept, Status.COMPLETED), (lost, None)]
+
+
+async def test_flush_waits_for_what_is_under_way() -> None:
+    async with settling() as at:
+        await within(1, at.settler.flush())
+        at.store.gate = asyncio.Event()
+        at.put()
+        flushed = asyncio.create_task(at.settler.flush())
+        await wait_until(lambda: at.store.calls, 1)
+        assert not flushed.done()
+        at.store.gate.set()
+        await within(1, flushed)
+        assert len(at.reports) == 1
