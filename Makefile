@@ -16,7 +16,7 @@ endef
 .PHONY: help run test check tests clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/.run ## Start the service on an embedded PostgreSQL; data in .fencepost/
 	@DATA_DIR='$(DATA_DIR)' exec $(BIN)/fencepost serve
@@ -29,8 +29,9 @@ check: .venv/.test ## Lint, format, types, layers, lock file
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-tests: .venv/.test ## The tests alone
+tests: .venv/.test ## The tests alone: all on the embedded PostgreSQL, the store also on this machine's
 	$(BIN)/python -m pytest
+	$(BIN)/python -m tests.system_server
 
 clean: ## Remove what was installed and generated; the data in .fencepost/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -2,8 +2,9 @@
 One PostgreSQL for the whole run, one database a test.
 
 The server is `TEST_DATABASE_URL` where that is set, else an embedded one of our own in
-a temporary folder. A migrated template is made once; each test that touches the
-database gets a clone of it (about 40 ms), so tests may commit and never see each other.
+a temporary folder, from the programs in `TEST_BINARIES` or those that fencepost finds.
+A migrated template is made once; each test that touches the database gets a clone of it
+(about 40 ms), so tests may commit and never see each other.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
 
 TEMPLATE = "fencepost_template"
+QUICK = {"fsync": "off", "max_connections": "200"}
+"""No test here depends on surviving a power cut, and the machine's disk isn't what is tested."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,11 +54,11 @@ def server_url() -> Iterator[str]:
     if given:
         yield given
         return
+    binaries = Path(os.environ["TEST_BINARIES"]) if "TEST_BINARIES" in os.environ else None
     # Not pytest's own folder: that is closed to all but root, and as root the server runs under another account.
-    # fsync off: no test here depends on surviving a power cut, and the machine's disk isn't what is tested.
     with (
         tempfile.TemporaryDirectory(prefix="fencepost-tests-") as folder,
-        EmbeddedPostgres(_opened(Path(folder)) / "data", options={"fsync": "off", "max_connections": "200"}) as server,
+        EmbeddedPostgres(_opened(Path(folder)) / "data", binaries=binaries, options=QUICK) as server,
     ):
         yield server.dsn
 

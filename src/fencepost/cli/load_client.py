@@ -20,7 +20,7 @@ class Unreachable(FencepostError):
 class Client:
     """Just enough HTTP for this: kept-alive connections, and the same request again when an answer is missing."""
 
-    def __init__(self, url: str, token: str | None, connections: int) -> None:
+    def __init__(self, url: str, token: str | None, connections: int, *, patience_seconds: float) -> None:
         self._url = url.rstrip("/")
         self._headers = [(b"Content-Type", b"application/json")]
         if token:
@@ -28,6 +28,7 @@ class Client:
         self._pool = httpcore2.AsyncConnectionPool(
             max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=4
         )
+        self._patience_seconds = patience_seconds
         self.repeated = 0
 
     async def close(self) -> None:
@@ -38,11 +39,11 @@ class Client:
         """
         The body of a successful answer; None for a 404.
 
-        A request that gets no answer, or a 503, is sent again for half a minute: with an
+        A request that gets no answer, or a 503, is sent again until patience ends: with an
         idempotency key that is safe. Raises Unreachable, or FencepostError for a refusal.
         """
         headers = self._headers if key is None else [*self._headers, (b"Idempotency-Key", key.encode())]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + self._patience_seconds
         while True:
             try:
                 answer = await self._pool.request(

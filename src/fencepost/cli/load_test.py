@@ -39,19 +39,21 @@ def load_test(
     max_attempts: int,
     duration: str,
     wait: str,
+    patience: str,
     token_file: Path | None,
     as_json: bool,
 ) -> int:
     """Run the command; returns its exit code."""
     try:
         parse_duration(duration)
-        wait_seconds = parse_duration(wait)
+        wait_seconds, patience_seconds = parse_duration(wait), parse_duration(patience)
     except ValueError as error:
         raise InvalidSettings(str(error)) from None
     token = _token(token_file)
     plan = Plan(jobs=jobs, fail_rate=fail_rate, max_attempts=max_attempts, duration=duration)
+    client = Client(url, token, clients, patience_seconds=patience_seconds)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        report = runner.run(_run(Client(url, token, clients), plan, clients, wait_seconds, url))
+        report = runner.run(_run(client, plan, clients, wait_seconds, url))
     click.echo(msgspec.json.format(msgspec.json.encode(report)).decode() if as_json else as_text(report))
     return 0 if report.is_clean else 1
 

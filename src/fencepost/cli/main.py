@@ -116,6 +116,7 @@ def migrate(print_only: bool, status: bool, schema: str | None) -> None:
 @click.option("--max-attempts", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each job.")
 @click.option("--duration", default="0s", show_default=True, metavar="5ms", help="How long each good job sleeps.")
 @click.option("--wait", default="5m", show_default=True, metavar="5m", help="Longest wait for the jobs to end.")
+@click.option("--patience", default="30s", show_default=True, metavar="30s", help="Longest wait for an answer.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="File with an API token; else API_TOKENS' first.")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON on stdout.")
 def load_test(**options: Any) -> None:
