@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
+import asyncpg
 import httpx2
 import msgspec
 
@@ -72,10 +76,9 @@ class Worker:
         self._queues = queues
 
     async def take(self, *, queue: str = "default", lease_seconds: float = 60.0) -> Lease:
-        """Claim the one job that is due."""
+        """Claim a job of priority 0 that is due."""
         queue_id = await self._queues.id_of(queue)
-        _, due = await self.store.due_queues({})
-        cursors: dict[int, Position] = next(entry.lanes for entry in due if entry.queue_id == queue_id)
+        cursors = {0: Position(datetime(2020, 1, 1, tzinfo=UTC))}
         claim = await self.store.claim(
             queue_id, slots=1, cursors=cursors, lease_seconds=lease_seconds, aging_seconds=60.0
         )
@@ -154,6 +157,24 @@ async def serving(services: Services, *, bounds: Bounds | None = None, **options
         server.stop()
         async with asyncio.timeout(PATIENCE_SECONDS):
             await running
+
+
+@contextmanager
+def own_database(server_url: str, template_url: str) -> Iterator[str]:
+    """A migrated database for a whole module, whose tests then compare before and after."""
+    name = f"fencepost_{uuid.uuid4().hex[:12]}"
+    template = urlsplit(template_url).path[1:]
+    asyncio.run(_run(server_url, f"create database {name} template {template}"))
+    yield urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+    asyncio.run(_run(server_url, f"drop database {name} with (force)"))
+
+
+async def _run(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
 
 
 def error_of(response: httpx2.Response) -> str:

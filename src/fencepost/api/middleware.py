@@ -61,7 +61,7 @@ class Outer:
         started = time.perf_counter()
         request = Request(scope, receive, _request_id(scope["headers"]), body_seconds=self._body_seconds)
         scope[SCOPE_KEY] = request
-        sender = _Sender(send, request.id, draining=self._readiness.draining)
+        sender = _Sender(send, request.id, self._readiness)
         try:
             await self._answer(request, sender)
         finally:
@@ -95,12 +95,12 @@ class Outer:
 class _Sender:
     """Adds the headers that every response has, and remembers its status."""
 
-    __slots__ = ("_draining", "_request_id", "_send", "status")
+    __slots__ = ("_readiness", "_request_id", "_send", "status")
 
-    def __init__(self, send: Send, request_id: str, *, draining: bool) -> None:
+    def __init__(self, send: Send, request_id: str, readiness: Draining) -> None:
         self._send = send
         self._request_id = request_id
-        self._draining = draining
+        self._readiness = readiness
         self.status = 0
 
     async def __call__(self, message: Message) -> None:
@@ -111,7 +111,7 @@ class _Sender:
                 headers.append((b"cache-control", b"no-store"))
             headers.append((b"x-request-id", self._request_id.encode()))
             headers.append((b"x-content-type-options", b"nosniff"))
-            if self._draining and CLOSE not in headers:
+            if self._readiness.draining and CLOSE not in headers:
                 headers.append(CLOSE)
             message = {**message, "headers": headers}
         await self._send(message)

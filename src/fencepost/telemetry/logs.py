@@ -82,13 +82,18 @@ class _TextFormatter(structlog.stdlib.ProcessorFormatter):
 def _of_record(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
     """Take all fields from the record."""
     record: logging.LogRecord = event["_record"]
-    return {**_fields(record), "_record": record, "_from_structlog": False}
+    return {
+        **_fields(record),
+        "timestamp": f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+        "_record": record,
+        "_from_structlog": False,
+    }
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """What a line says, in the order that people read it."""
     fields: dict[str, Any] = {
-        "timestamp": _moment(record.created),
+        "timestamp": datetime.fromtimestamp(record.created, UTC),
         "level": record.levelname.lower(),
         "logger": record.name,
         "event": record.getMessage(),
@@ -109,7 +114,7 @@ def _fields_or_less(record: logging.LogRecord) -> dict[str, Any]:
         return _fields(record)
     except Exception as error:  # noqa: BLE001 - arguments that don't fit, or whose repr raises
         return {
-            "timestamp": _moment(record.created),
+            "timestamp": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.msg,
@@ -119,7 +124,7 @@ def _fields_or_less(record: logging.LogRecord) -> dict[str, Any]:
 
 def _mend(value: Any, depth: int) -> Any:
     """The same, as far as JSON can hold it."""
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | int | float | datetime):
         return value
     if depth and isinstance(value, dict):
         return {_text(key): _mend(item, depth - 1) for key, item in value.items()}
@@ -136,7 +141,3 @@ def _text(value: object) -> str:
     if len(text) > VALUE_CHARACTERS:
         text = text[:VALUE_CHARACTERS] + "…"
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
