@@ -58,7 +58,8 @@ async def _check_nothing_left(
 
     async def connections_closed() -> bool:
         ours = await bench.value(
-            "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'fencepost'"
+            "select count(*) from pg_stat_activity "
+            "where datname = current_database() and application_name = 'fencepost'"
         )
         # What the test's own pool has open; it closes after this.
         return bool(ours <= database._pool.get_size())

@@ -23,7 +23,7 @@ from fencepost.domain.job import Job, Lease, NewJob, Status
 from fencepost.domain.outcome import Ending
 from fencepost.settings import Settings
 from fencepost.store.database import Database
-from fencepost.store.jobs import Jobs
+from fencepost.store.jobs import Jobs, job_of_row
 from fencepost.store.queues import Queues
 from fencepost.store.workers import Claim, WorkerStore
 from fencepost.telemetry.events import Events
@@ -188,6 +188,11 @@ class Bench:
         await wait_until(lambda: self._count_finished(ids, len(ids)), seconds, f"{len(ids)} jobs to end")
         return [await self.get(job_id) for job_id in ids]
 
+    async def finished_quickly(self, ids: Sequence[UUID], seconds: float = 15.0) -> list[Job]:
+        """As `finished`, for many: read in one statement."""
+        await wait_until(lambda: self._count_finished(ids, len(ids)), seconds, f"{len(ids)} jobs to end")
+        return [job_of_row(row) for row in await self.database.fetch("read_jobs", ids=list(ids))]
+
     async def ended(self, job_id: UUID, seconds: float = 8.0) -> Job:
         return (await self.finished(job_id, seconds=seconds))[0]
 
@@ -245,7 +250,8 @@ class Bench:
                 job_id,
                 token,
             )
-            return any(found == job_id for found, _, _ in (await store.recover(queue_id, after=None, max_rows=100)).jobs)
+            recovery = await store.recover(queue_id, after=None, max_rows=100)
+            return any(found == job_id for found, _, _ in recovery.jobs)
 
         await wait_until(recovered, 3, "a lease to be recovered")
 

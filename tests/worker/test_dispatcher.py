@@ -51,7 +51,7 @@ class Store:
         self.due[queue_id] = self.due.get(queue_id, 0) - taken
         return Claim(
             leases=[make_lease(queue_id=queue_id, run_at=now) for _ in range(taken)],
-            lanes=[LaneScan(priority=0, wanted=slots, shown=None, next_run_at=self.next_due.get(queue_id))],
+            lanes=[LaneScan(priority=0, wanted=slots, rest=None, next_run_at=self.next_due.get(queue_id))],
             snapshot=Snapshot(10, frozenset()),
             seen_at=now,
         )
@@ -223,12 +223,20 @@ async def test_a_claim_under_way_is_handed_over_even_when_stopped() -> None:
     store = Store()
     store.due = {1: 1}
     store.gate = asyncio.Event()
-    async with dispatching(store) as desk:
-        await wait_until(lambda: store.claims, 1)
-        desk.dispatcher.stop()
-        store.gate.set()
+    desk = Desk(store, 4, 30.0)
+    running = asyncio.create_task(desk.dispatcher.run())
+    await wait_until(lambda: store.claims, 1)
+    desk.dispatcher.stop()
+    await asyncio.sleep(0)
+    assert not running.done()
+    store.gate.set()
+    await within(1, running)
+    assert len(desk.taken) == 1
+
+
+async def test_stopping_does_not_wait_for_a_free_slot() -> None:
+    store = Store()
+    store.due = {1: 9}
+    async with dispatching(store, slots=1) as desk:
         await wait_until(lambda: desk.taken, 1)
-        # `dispatching` wants to see it still running.
-        desk.dispatcher = Dispatcher.__new__(Dispatcher)
-        desk.dispatcher.stop = lambda: None  # type: ignore[method-assign]
-        return
+        await asyncio.sleep(0.01)

@@ -169,7 +169,7 @@ async def test_no_timer_outlives_its_attempt() -> None:
     runner.executor.interrupt(attempt, Ending.CANCELLED)
     await wait_until(lambda: runner.settled, 2)
     runner.settled.clear()
-    gone = weakref.ref(attempt.task)  # type: ignore[arg-type]
+    gone = weakref.ref(attempt.task)
     del attempt
     gc.collect()
     await wait_until(lambda: gone() is None, 1, "the attempt to be forgotten")

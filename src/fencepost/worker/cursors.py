@@ -83,9 +83,9 @@ class Cursors:
         if claim.snapshot is None or claim.seen_at is None:
             return False
         # Where nothing is left, everything due was taken, up to the clock before the snapshot.
+        end = Position(claim.seen_at)
         came_to = {
-            lane.priority: Position(claim.seen_at) if lane.rest is None else lane.rest.just_before()
-            for lane in claim.lanes
+            lane.priority: end if lane.rest is None else min(end, lane.rest.just_before()) for lane in claim.lanes
         }
         return self.advanced(starts, came_to, claim.snapshot)
 

@@ -171,8 +171,6 @@ class Executor:
             if attempt.interruption is not None:
                 return self._interrupted(attempt)
             return outcome.failed(lease, error, self._backoff)
-        finally:
-            attempt.end()
         # Work that was done is done, even when the handler was being interrupted.
         return None if attempt.interruption is Ending.LOST else outcome.succeeded(lease, self._result(lease, value))
 
@@ -210,10 +208,11 @@ class Executor:
             return None
         try:
             return storable_json(value, encode=self._encode, limit=self._max_result_bytes)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the work is done
+            _, reason, _ = outcome.describe(error)
             log.warning(
                 "result not stored; the job counts as completed",
-                extra={"job_id": str(lease.id), "job_type": lease.type, "reason": str(error)},
+                extra={"job_id": str(lease.id), "job_type": lease.type, "reason": reason},
             )
             return None
 
@@ -226,13 +225,15 @@ async def _in_thread(job_type: JobType, context: Context, payload: Any) -> Any:
     the process from exiting.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    done: asyncio.Future[None] = loop.create_future()
+    # Not in the future, which would keep an exception in a cycle with its frames.
+    answer: list[tuple[Any, BaseException | None]] = []
     caller = contextvars.copy_context()
 
     def report(value: Any, error: BaseException | None) -> None:
+        answer.append((value, error))
         if not done.cancelled():
-            # As a value: a future can't carry StopIteration, and would keep an exception in a cycle with its frames.
-            done.set_result((value, error))
+            done.set_result(None)
 
     def work() -> None:
         value, error = None, None
@@ -250,11 +251,14 @@ async def _in_thread(job_type: JobType, context: Context, payload: Any) -> Any:
             del value, error
 
     threading.Thread(target=work, name=f"fencepost-job-{context.id}", daemon=True).start()
-    value, error = await done
-    del done
-    if error is None:
-        return value
+    await done
+    value, error = answer.pop()
     try:
-        raise error if not isinstance(error, StopIteration) else RuntimeError("handler raised StopIteration") from error
+        if isinstance(error, StopIteration):
+            # It can't leave a coroutine.
+            raise RuntimeError("the handler raised StopIteration") from error
+        if error is not None:
+            raise error
+        return value
     finally:
         del error

@@ -7,8 +7,8 @@ of their own.
 
 A lease is first renewed when a third of it has passed: short jobs cost nothing. The
 answer to a renewal also says that the lease was lost, or that the job is to be
-cancelled. When renewals fail for as long as a lease lasts, it is taken for lost: the
-handler is stopped rather than left to run beside whoever has the job by then.
+cancelled. When renewals fail, or hang, for as long as a lease lasts, it is taken for
+lost: the handler is stopped rather than left to run beside whoever has the job by then.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from fencepost.worker.attempt import Attempt, Key
 
 log = logging.getLogger("fencepost.worker")
 
+SHORTEST_RENEWAL_SECONDS = 1.0
+"""A renewal that takes longer than this, and than a third of a lease, is tried again on another connection."""
+
 
 class _Held:
-    __slots__ = ("attempt", "queue_id", "renew_at", "stop_at", "valid_until")
+    __slots__ = ("asked_at", "attempt", "queue_id", "renew_at", "stop_at", "valid_until")
 
     def __init__(self, attempt: Attempt, *, now: float, lease_seconds: float, limit_seconds: float) -> None:
         self.attempt = attempt
@@ -38,6 +41,8 @@ class _Held:
         self.renew_at = now + lease_seconds / 3
         self.valid_until = now + lease_seconds
         self.stop_at = now + limit_seconds
+        self.asked_at: float | None = None
+        """Since when a renewal has been asked for that wasn't answered."""
 
 
 class LeaseKeeper:
@@ -60,17 +65,21 @@ class LeaseKeeper:
         self._interrupt = interrupt
         self._held: dict[Key, _Held] = {}
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="fencepost-leases", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
 
     def stop(self) -> None:
         """Stop renewing; returns when the thread has ended, or after two seconds."""
-        self._stop.set()
-        self._thread.join(2)
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(2)
 
     def hold(self, attempt: Attempt, *, limit_seconds: float) -> None:
         """
@@ -89,17 +98,24 @@ class LeaseKeeper:
             self._held.pop(attempt.key, None)
 
     def _main(self) -> None:
-        asyncio.run(self._keep())
+        with asyncio.Runner(loop_factory=lambda: self._loop or asyncio.new_event_loop()) as runner:
+            runner.run(self._keep())
 
     async def _keep(self) -> None:
         store = self._open_store()
         tick = min(max(self._lease_seconds / 12, 0.02), 1.0)
+        renewal = asyncio.create_task(self._renew_due(store))
         try:
             while not self._stop.is_set():
-                await self._renew_due(store)
-                # A plain wait: nothing else runs in this loop.
-                self._stop.wait(tick)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), tick)
+                # Beside the renewal, which may be hanging in a connection that has gone silent.
+                self._give_up_expired()
+                if renewal.done():
+                    renewal = asyncio.create_task(self._renew_due(store))
         finally:
+            renewal.cancel()
+            await asyncio.wait([renewal])
             with suppress(DatabaseUnavailable):
                 await store.database.close()
 
@@ -107,21 +123,21 @@ class LeaseKeeper:
         now = time.monotonic()
         due: dict[int, list[_Held]] = defaultdict(list)
         for held in self._list():
-            if now >= held.stop_at and held.attempt.ended_at is None:
-                self._give_up(held, "handler blocks its event loop past its timeout; its lease is no longer renewed")
-            elif now >= held.renew_at:
+            if now >= held.renew_at:
+                held.asked_at = held.asked_at or now
                 due[held.queue_id].append(held)
         for queue_id, batch in due.items():
             try:
-                if not store.database.is_open:
-                    await store.database.open()
-                await self._renew(store, queue_id, batch)
-            except DatabaseUnavailable as error:
-                log.warning("leases can't be renewed yet", extra={"reason": str(error), "leases": len(batch)})
-                self._lose_expired(batch)
+                # So that a silent connection is replaced while the lease still lasts.
+                async with asyncio.timeout(max(self._lease_seconds / 3, SHORTEST_RENEWAL_SECONDS)):
+                    if not store.database.is_open:
+                        await store.database.open()
+                    await self._renew(store, queue_id, batch)
+            except (DatabaseUnavailable, TimeoutError) as error:
+                reason = str(error) or "it does not answer"
+                log.warning("leases can't be renewed yet", extra={"reason": reason, "leases": len(batch)})
             except Exception:
                 log.exception("fault while renewing leases")
-                self._lose_expired(batch)
 
     async def _renew(self, store: WorkerStore, queue_id: int, batch: list[_Held]) -> None:
         asked_at = time.monotonic()
@@ -137,19 +153,27 @@ class LeaseKeeper:
                 if self._is_held(held):
                     self._give_up(held, "lease lost; the job may be someone else's by now")
                 continue
+            held.asked_at = None
             held.renew_at = asked_at + self._lease_seconds / 3
             held.valid_until = asked_at + self._lease_seconds
             if extension.cancel_requested:
                 self._interrupt(held.attempt, Ending.CANCELLED)
 
-    def _lose_expired(self, batch: list[_Held]) -> None:
+    def _give_up_expired(self) -> None:
         now = time.monotonic()
-        for held in batch:
-            if now >= held.valid_until:
+        for held in self._list():
+            # A renewal gets its time: after a standstill of this process the lease may still be there.
+            unanswered = held.asked_at is not None and now >= held.asked_at + self._lease_seconds / 3
+            if now >= held.valid_until and unanswered:
                 self._give_up(held, "lease could not be renewed in time; the handler is stopped")
+            elif now >= held.stop_at and held.attempt.ended_at is None:
+                self._give_up(held, "handler blocks its event loop past its timeout; its lease is no longer renewed")
 
     def _give_up(self, held: _Held, message: str) -> None:
         self.drop(held.attempt)
+        if held.attempt.ended_at is not None or held.attempt.abandoned:
+            # Nothing is left to stop; the settlement will tell whose the job is.
+            return
         log.warning(
             message,
             extra={

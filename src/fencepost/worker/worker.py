@@ -21,7 +21,7 @@ from fencepost.domain.job import Lease, Status
 from fencepost.domain.outcome import Ending, Outcome
 from fencepost.errors import DatabaseUnavailable
 from fencepost.settings import Settings
-from fencepost.store.database import HOT_SESSION, Database
+from fencepost.store.database import ACQUIRE_SECONDS, HOT_SESSION, Database
 from fencepost.store.listener import Listener
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
@@ -39,6 +39,8 @@ CONNECTIONS = 4
 listener another."""
 OUTCOME_SECONDS = 10.0
 """How long outcomes may take to be written once everything else has stopped."""
+FAREWELL_SECONDS = 2.0
+"""How long this process may take to be struck off the list of workers."""
 
 
 class Worker:
@@ -83,6 +85,7 @@ class Worker:
         self._presence = maintenance.Presence(self._store, slots=settings.workers)
         self._listener = Listener(self._database, heard=self._heard, connected=self._dispatcher.poll_now)
         self._duties: list[asyncio.Task[None]] = []
+        self._errands: set[asyncio.Task[None]] = set()
         self._recovery: asyncio.Task[None] | None = None
         self._claiming: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
@@ -130,9 +133,10 @@ class Worker:
         """Claim and recover no more. Running jobs go on, and their outcomes are written."""
         self._draining = True
         self._dispatcher.stop()
-        if self._recovery is not None:
-            self._recovery.cancel()
-        await _ended(self._recovery, self._claiming)
+        await _cancelled(self._recovery)
+        if self._claiming is not None:
+            # A claim in a connection that has gone silent may take longer than anybody can wait.
+            await asyncio.wait([self._claiming], timeout=GRACE_SECONDS)
 
     async def drain(self, timeout_seconds: float) -> int:
         """
@@ -150,21 +154,22 @@ class Worker:
         stubborn = [attempt for attempt in self._executor.running.values() if not attempt.abandoned]
         for attempt in stubborn:
             self._executor.abandon(attempt)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._settler.flush(), OUTCOME_SECONDS)
-        with suppress(DatabaseUnavailable, TimeoutError):
-            await asyncio.wait_for(self._presence.leave(), 2)
+        if self._settling is not None and not self._settling.done():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._settler.flush(), OUTCOME_SECONDS)
         await self._close()
         return self.running
 
     async def _close(self) -> None:
-        tasks = [*self._duties, self._settling]
-        for task in tasks:
-            if task is not None:
-                task.cancel()
-        await _ended(*tasks)
+        farewell = self._task(self._leave(), "farewell")
+        await asyncio.wait([farewell], timeout=FAREWELL_SECONDS)
+        await _cancelled(*self._duties, *self._errands, self._settling, self._claiming, farewell)
         self._keeper.stop()
         await self._database.close()
+
+    async def _leave(self) -> None:
+        with suppress(DatabaseUnavailable):
+            await self._presence.leave()
 
     def _can_stop(self) -> bool:
         return any(attempt.task is not None and not attempt.abandoned for attempt in self._executor.running.values())
@@ -244,7 +249,9 @@ class Worker:
             queue_id, _, job_id = rest.partition(" ")
             wanted = UUID(job_id)
             if any(running == wanted for running, _ in self._executor.running):
-                self._task(self._cancel(int(queue_id), wanted), "cancel")
+                errand = self._task(self._cancel(int(queue_id), wanted), "cancel")
+                self._errands.add(errand)
+                errand.add_done_callback(self._errands.discard)
 
     async def _cancel(self, queue_id: int, job_id: UUID) -> None:
         """A hint says that somebody wants a job of ours to stop: ask the database, and do it."""
@@ -258,8 +265,16 @@ class Worker:
         await self._store.ensure_partitions(partition_days=self._settings.partition_days)
 
 
-async def _ended(*tasks: asyncio.Task[None] | None) -> None:
-    """Wait until these tasks have ended, however."""
-    waiting = [task for task in tasks if task is not None]
-    if waiting:
-        await asyncio.wait(waiting)
+async def _cancelled(*tasks: asyncio.Task[None] | None) -> None:
+    """
+    End these tasks, and wait until they have.
+
+    Asks more than once: a cancelled statement whose connection is silent ends in an error of
+    the database, which such a task would survive.
+    """
+    waiting = {task for task in tasks if task is not None}
+    while waiting:
+        for task in waiting:
+            task.cancel()
+        # Longer than such a statement takes to end, or its connection would be left to itself.
+        _, waiting = await asyncio.wait(waiting, timeout=ACQUIRE_SECONDS + 1)

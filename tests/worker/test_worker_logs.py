@@ -1,0 +1,98 @@
+"""The two lines of every attempt, and what they carry."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from fencepost.domain.context import Context
+from fencepost.domain.job import Status
+from fencepost.errors import Permanent
+
+from .support import Bench, fields_of, records, wait_until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_every_attempt_logs_its_start_and_its_finish(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fencepost.worker")
+
+    @bench.job("work", payload=str)
+    async def work(context: Context, payload: str) -> None:
+        if payload == "permanent":
+            raise Permanent("never")
+        if payload == "flaky" and context.attempt == 1:
+            raise OSError("not yet")
+
+    succeeds, flaky, permanent = [
+        await bench.enqueue("work", payload, request_id=f"request-{payload}")
+        for payload in ("succeeds", "flaky", "permanent")
+    ]
+    await bench.start(backoff_base_seconds=0.08, backoff_max_seconds=0.08)
+    await bench.finished(succeeds, flaky, permanent)
+    await wait_until(lambda: len(records(caplog, "job finished")) == 4, 2)
+
+    def lines(message: str, job_id: Any) -> list[dict[str, Any]]:
+        found = [fields_of(record) for record in records(caplog, message)]
+        return [fields for fields in found if fields["job_id"] == str(job_id)]
+
+    for job_id, attempts, name in ((succeeds, 1, "succeeds"), (flaky, 2, "flaky"), (permanent, 1, "permanent")):
+        starts = lines("job started", job_id)
+        assert starts == [
+            {"job_id": str(job_id), "job_type": "work", "attempt": number, "request_id": f"request-{name}"}
+            for number in range(1, attempts + 1)
+        ]
+    (line,) = lines("job finished", succeeds)
+    assert 0 <= line.pop("duration_ms") < 1000
+    assert line == {
+        "job_id": str(succeeds),
+        "job_type": "work",
+        "attempt": 1,
+        "outcome": "succeeded",
+        "status": "completed",
+        "request_id": "request-succeeds",
+    }
+    failed, then = lines("job finished", flaky)
+    assert (failed["outcome"], failed["status"], failed["attempt"]) == ("failed", "pending", 1)
+    assert (failed["error"], failed["error_type"]) == ("not yet", "OSError")
+    assert "not yet" in failed["traceback"]
+    assert 40 <= failed["retry_delay_ms"] <= 80
+    assert (then["outcome"], then["attempt"]) == ("succeeded", 2)
+    assert "retry_delay_ms" not in then
+    (line,) = lines("job finished", permanent)
+    assert (line["outcome"], line["status"], line["error"]) == ("permanent", "failed", "never")
+    assert "retry_delay_ms" not in line
+    levels = {fields_of(one)["outcome"]: one.levelno for one in records(caplog, "job finished")}
+    assert levels == {"succeeded": logging.INFO, "failed": logging.WARNING, "permanent": logging.WARNING}
+
+
+async def test_a_refused_payload_has_its_line_too(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fencepost.worker")
+
+    @bench.job("work", payload=int)
+    async def work(context: Context, payload: int) -> None:
+        pass
+
+    job_id = await bench.enqueue("work", "not a number")
+    await bench.start()
+    assert (await bench.ended(job_id)).status is Status.FAILED
+    await wait_until(lambda: records(caplog, "job finished"), 2)
+    (line,) = [fields_of(record) for record in records(caplog, "job finished")]
+    assert (line["outcome"], line["error_type"]) == ("permanent", "InvalidPayload")
+    assert line["duration_ms"] < 1000
+
+
+async def test_an_outage_is_said_once_a_try_and_not_as_a_fault(
+    bench: Bench, caplog: pytest.LogCaptureFixture, proxy: Any
+) -> None:
+    caplog.set_level(logging.WARNING, "fencepost")
+    worker = await bench.start(dsn=proxy.url, poll_interval_seconds=0.02)
+    await wait_until(lambda: worker._listener.is_connected, 3)
+    proxy.cut()
+    await wait_until(lambda: records(caplog, "can't claim jobs"), 3)
+    await wait_until(lambda: records(caplog, "not listening for hints; polling goes on"), 3)
+    assert fields_of(records(caplog, "can't claim jobs")[0])["reason"]
+    ours = [record for record in caplog.records if record.name.startswith("fencepost")]
+    assert [record for record in ours if record.levelno >= logging.ERROR or record.exc_info] == []
