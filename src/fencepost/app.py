@@ -44,6 +44,10 @@ class Fencepost:
         """
         if not _NAME.fullmatch(name):
             raise InvalidSettings(f"{name!r} can't name a job type: use up to 100 of A-Z a-z 0-9 _ . : -")
+        if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
+            raise InvalidSettings(
+                f"the handler of {name!r} is a generator, which would never run; use return, not yield"
+            )
         if name in self.types:
             raise InvalidSettings(f"the job type {name!r} is registered already")
         self.types[name] = JobType(name, handler, msgspec.json.Decoder(payload), inspect.iscoroutinefunction(handler))

@@ -253,6 +253,30 @@ def test_blocked_handler_blocks_no_request_and_keeps_its_lease(database_url: str
         assert slowest < 1
 
 
+def test_exit_in_a_task_of_a_handler_is_that_jobs_failure_alone(database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(
+        "import asyncio, sys\n"
+        "from fencepost.app import Fencepost\n"
+        "app = Fencepost()\n"
+        "@app.job('leave')\n"
+        "async def leave(context, payload):\n"
+        "    async def child():\n"
+        "        await asyncio.sleep(0)\n"
+        "        sys.exit(3) if payload == 'exit' else (_ for _ in ()).throw(KeyboardInterrupt)\n"
+        "    await asyncio.gather(child(), asyncio.sleep(10))\n"
+    )
+    with Service("leaving:app", DATABASE_URL=database_url, PYTHONPATH=str(tmp_path)) as service:
+        healthy = [service.post({"type": "sleep", "payload": {"duration": "500ms"}})["id"] for _ in range(2)]
+        for payload, name in (("exit", "SystemExit"), ("interrupt", "KeyboardInterrupt")):
+            job_id = service.post({"type": "leave", "payload": payload, "max_attempts": 1})["id"]
+            job = service.wait_for(job_id, "dead_letter")
+            assert [past["error_type"] for past in job["history"]] == [name]
+        for job_id in healthy:
+            assert service.wait_for(job_id, "completed")["attempts"] == 1
+        service.signal(signal.SIGTERM)
+        assert service.wait() == 0
+
+
 def test_starts_before_its_database_and_finds_it(data_dir: Path) -> None:
     """A database that comes up late is waited for."""
     from fencepost.embedded import EmbeddedPostgres

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ from fencepost import handlers
 from fencepost.worker.worker import Worker
 
 T = TypeVar("T")
+
+log = logging.getLogger("fencepost.worker")
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -73,7 +76,11 @@ class WorkerThread:
     def _main(self, started: asyncio.Future[None]) -> None:
         try:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                runner.run(self._live(started))
+                loop = runner.get_loop()
+                life = loop.create_task(self._live(started))
+                while not life.done():
+                    _run(loop, life)
+                life.result()
         except BaseException as error:  # noqa: BLE001 - the service has to hear of it, whatever it is
             self._tell(self._report, started, error)
 
@@ -95,3 +102,17 @@ class WorkerThread:
             started.set_exception(error)
         elif not self.failed.done():
             self.failed.set_result(error)
+
+
+def _run(loop: asyncio.AbstractEventLoop, life: asyncio.Task[None]) -> None:
+    """
+    Run the loop until *life* ends, or a task of some handler's raises SystemExit or KeyboardInterrupt.
+
+    asyncio lets those two break out of the loop. The task has failed with them, which the
+    handler that awaits it will see; the other jobs must not.
+    """
+    try:
+        loop.run_until_complete(life)
+    except (SystemExit, KeyboardInterrupt) as error:
+        if not life.done():
+            log.error("a task that a handler started raised %r; the worker goes on", error)

@@ -108,8 +108,10 @@ def failed(lease: Lease, error: BaseException, backoff: Backoff) -> Outcome:
     if isinstance(error, Permanent):
         return _ended(lease, Ending.PERMANENT, Status.FAILED, described)
     delay = backoff.delay(lease.attempt)
-    if isinstance(error, Retry) and error.after is not None:
-        delay = max(delay, min(error.after, DELAY_CEILING_SECONDS))
+    # A subclass may have forgotten to call ours.
+    after = getattr(error, "after", None)
+    if isinstance(error, Retry) and isinstance(after, int | float):
+        delay = max(delay, min(after, DELAY_CEILING_SECONDS))
     return _retryable(lease, Ending.FAILED, delay, described)
 
 

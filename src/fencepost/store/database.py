@@ -35,13 +35,14 @@ _SESSION = {
     "idle_session_timeout": "0",
     "default_transaction_isolation": "read committed",
     "jit": "off",
+    # A partition that nothing was filed in yet looks quick to scan, and the plan is kept while it fills.
+    "enable_seqscan": "off",
 }
 
 HOT_SESSION = {
     # The hot tables look empty to ANALYZE and are full of dead rows: only index scans driven by the
     # parameters stay fast there, and planning each call afresh costs more than running it.
     "plan_cache_mode": "force_generic_plan",
-    "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_bitmapscan": "off",
@@ -192,6 +193,10 @@ class Database:
             async with self._pool.acquire(timeout=ACQUIRE_SECONDS) as connection:
                 try:
                     yield connection
+                except asyncio.CancelledError:
+                    # Asking a silent server to stop would take as long as waiting for it.
+                    connection.terminate()
+                    raise
                 except asyncpg.ReadOnlySQLTransactionError:
                     # Still connected to a server that was demoted: look for the one that takes writes.
                     connection.terminate()

@@ -87,3 +87,7 @@ class Hints:
         except DatabaseUnavailable:
             # The workers' poll finds the jobs.
             return
+        except asyncio.CancelledError:
+            # By `close`, which sends what is owed. Sent twice does no harm.
+            self._owed |= owed
+            raise

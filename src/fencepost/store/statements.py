@@ -46,10 +46,13 @@ def quote_schema(schema: str) -> str:
     """
     Quote a schema's name for SQL text.
 
-    Raises InvalidSettings for one that PostgreSQL would refuse, or cut.
+    Raises InvalidSettings for one that PostgreSQL would refuse or cut, or that would not stay a name inside a
+    migration's literals.
     """
-    if not schema or "\x00" in schema or len(schema.encode()) > SCHEMA_BYTES:
-        raise InvalidSettings(f"SCHEMA must be a name of 1 to {SCHEMA_BYTES} bytes, not {schema[:60]!r}")
+    if not schema or any(mark in schema for mark in "\x00'%$") or len(schema.encode()) > SCHEMA_BYTES:
+        raise InvalidSettings(
+            f"SCHEMA must be a name of 1 to {SCHEMA_BYTES} bytes, without any of ' % $, not {schema[:60]!r}"
+        )
     return '"' + schema.replace('"', '""') + '"'
 
 

@@ -62,6 +62,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: Snapshot | None
     seen_at: datetime | None
     """The database's clock before the snapshot was taken."""
+    transaction: int = 0
+    """The claim's own transaction: its id was taken after the snapshot."""
 
 
 class DueQueue(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +83,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     last_locked_until: datetime | None
     """How far it got, when there were more than it was to take: no lease before that is left."""
     snapshot: Snapshot
+    transaction: int
+    """The sweep's own transaction: its id was taken after the snapshot."""
     seen_at: datetime
     """How far it got when there were not: the database's clock, or a lease that somebody held."""
 
@@ -127,10 +131,10 @@ class WorkerStore:
             aging_seconds=aging_seconds,
             **_cursor_arrays(cursors),
         )
-        lanes, leases, snapshot, seen_at = [], [], None, None
+        lanes, leases, snapshot, seen_at, transaction = [], [], None, None, 0
         for row in rows:
             if row["id"] is None:
-                snapshot, seen_at = row["snapshot"], row["seen_at"]
+                snapshot, seen_at, transaction = row["snapshot"], row["seen_at"], row["transaction"]
                 lanes.append(
                     LaneScan(
                         priority=row["priority"],
@@ -162,6 +166,7 @@ class WorkerStore:
             lanes=lanes,
             seen_at=seen_at,
             snapshot=None if snapshot is None else Snapshot.parse(snapshot),
+            transaction=transaction,
         )
 
     async def _queue_name(self, queue_id: int) -> str:
@@ -220,6 +225,7 @@ class WorkerStore:
             jobs=[(row["id"], row["attempt"], Status(row["status"])) for row in jobs],
             last_locked_until=min(held, max(row["locked_until"] for row in jobs)) if jobs else None,
             snapshot=Snapshot.parse(head["snapshot"]),
+            transaction=head["transaction"],
             seen_at=min(held, head["seen_at"]),
         )
 

@@ -8,26 +8,30 @@ every claim. So each dispatcher remembers how far it has come.
 
 What may be behind the cursor, and how it is found
 --------------------------------------------------
-A claim sees the jobs that were committed when its snapshot was taken, takes them up to
-a point, and the cursor moves there. A job behind that point that it did not see was put
-there by a transaction still open at the snapshot. `run_at` is never before the clock at
-the insert, made after the transaction got its id, so a transaction that began after the
-snapshot can't put a job before it:
+A claim takes what it sees. Where it saw a due job that it could not take, locked by
+another dispatcher's claim that may yet roll back, the cursor stops before it. So a job
+behind the cursor is one that the claim's snapshot did not show: put there by a
+transaction that was still open. `run_at` is never before the clock at the insert, made
+after the transaction got its id:
 
     producer                            dispatcher
     begins, stamps run_at = 12:00:01
                                         claims at 12:00:02; cursor there
     commits                             the job is behind the cursor
 
-That transaction is in the snapshot's list of running ones. Each is kept as a suspect,
-with the place where the scan began that met it first: nothing it may leave is before
-that. Once a snapshot shows that it has ended, one look from there on finds whatever it
-left, and it is a suspect no longer.
+A transaction that begins after the snapshot can't do that. One that began before is
+either in the snapshot's list of running ones, or unknown to it: the list ends at xmax,
+which is one more than the last transaction to have *completed*, and later ones may be
+running too. But each claim has a transaction id of its own, taken after its snapshot and
+completed before the next. So the next claim's snapshot knows, as running or as ended,
+every transaction that began before this claim; and one that this claim did not know yet
+began after the claim before it, so it left nothing behind the cursor of that time. Hence:
 
-A job that was seen and not taken is another matter: somebody held it, another
-dispatcher's claim most likely, which may yet roll back and leave the job where it was.
-That transaction need not be in the list: it may have begun after the snapshot and
-before the lock was tried. So the cursor never gets past such a job.
+  - each claim starts where the cursor was two claims ago: that covers transactions which
+    were unknown last time and have ended since;
+  - a transaction that a claim's list names for the first time becomes a suspect, with
+    that same place: nothing it may leave is before it. Once a snapshot shows that it has
+    ended, one look from there on finds whatever it left, and it is a suspect no longer.
 
 Short suspects (most: an enqueue's commit) are covered by starting the next claims a
 little further back. Long ones would make every claim start far back, so they wait
@@ -64,14 +68,17 @@ class Cursors:
         self._clock = clock
         self._positions: Starts = {}
         self._suspects: dict[int, _Suspect] = {}
+        self._unknown_since: Starts = {}
+        """Where the cursor was before the last claim: nothing that claim could not know of is before that."""
+        self._last_own = 0
 
     def starts(self) -> Starts:
         """Where the next claim is to begin."""
-        starts = dict(self._positions)
-        for suspect in self._suspects.values():
-            if self._is_young(suspect):
-                for lane in starts:
-                    starts[lane] = min(starts[lane], suspect.starts[lane])
+        young = [suspect.starts for suspect in self._suspects.values() if self._is_young(suspect)]
+        starts = {}
+        for lane, position in self._positions.items():
+            if lane in self._unknown_since:
+                starts[lane] = min([position, self._unknown_since[lane], *(places[lane] for places in young)])
         return starts
 
     def claimed(self, starts: Starts, claim: Claim) -> bool:
@@ -87,20 +94,26 @@ class Cursors:
         came_to = {
             lane.priority: end if lane.rest is None else min(end, lane.rest.just_before()) for lane in claim.lanes
         }
-        return self.advanced(starts, came_to, claim.snapshot)
+        return self.advanced(starts, came_to, claim.snapshot, claim.transaction)
 
-    def advanced(self, starts: Starts, came_to: Mapping[int, Position], snapshot: Snapshot) -> bool:
+    def advanced(self, starts: Starts, came_to: Mapping[int, Position], snapshot: Snapshot, own: int) -> bool:
         """
         Take in that a scan from *starts* took all it could see up to *came_to*, lane by lane.
 
-        Returns what `claimed` does.
+        *own* is the scan's transaction. Returns what `claimed` does.
         """
+        if not snapshot.sees_end_of(self._last_own):
+            # Another server: one that doesn't know what we did last.
+            self.forget()
+            return True
+        before = dict(self._positions)
         for lane, position in came_to.items():
             if not self._moved_back(lane, starts):
                 self._positions[lane] = position
         self._take_in(snapshot, lambda suspect: _covers(starts, suspect.starts, list(came_to)))
         for transaction in snapshot.running - self._suspects.keys():
-            self._suspects[transaction] = _Suspect(starts, self._clock())
+            self._suspects[transaction] = _Suspect(self._unknown_since, self._clock())
+        self._unknown_since, self._last_own = before, own
         return any(suspect.ended and self._is_young(suspect) for suspect in self._suspects.values())
 
     def observed(self, snapshot: Snapshot) -> None:
@@ -132,6 +145,7 @@ class Cursors:
         """Start from the beginning again: after a reconnect the server may be another one."""
         self._positions.clear()
         self._suspects.clear()
+        self._unknown_since, self._last_own = {}, 0
 
     def _moved_back(self, lane: int, starts: Starts) -> bool:
         """Whether a look moved a cursor back while the scan that began at *starts* was under way."""

@@ -76,7 +76,7 @@ class Rescuer:
         recovery = await self._store.recover(queue_id, after=after, max_rows=self._rows)
         full = len(recovery.jobs) == self._rows and recovery.last_locked_until is not None
         came_to = recovery.last_locked_until if full else None
-        cursors.advanced(starts, {0: Position(came_to or recovery.seen_at)}, recovery.snapshot)
+        cursors.advanced(starts, {0: Position(came_to or recovery.seen_at)}, recovery.snapshot, recovery.transaction)
         if recovery.jobs:
             self._report(queue_id, recovery)
         return full

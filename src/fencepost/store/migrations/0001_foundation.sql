@@ -50,7 +50,9 @@ create table fencepost.pending (
     run_at timestamptz not null,
     primary key (id, queue_id)
 );
-create index pending_lane on fencepost.pending (queue_id, priority, run_at, id);
+-- Partial, though its condition always holds: so only what asks for a range of run_at can use it. To the planner a
+-- table full of dead rows looks empty, and a lookup by key would walk the index of the whole queue as if it were.
+create index pending_lane on fencepost.pending (queue_id, priority, run_at, id) where run_at is not null;
 comment on table fencepost.pending is 'Status pending: claimable from run_at on.';
 comment on column fencepost.pending.attempts is 'Attempts already spent.';
 comment on column fencepost.pending.token is 'The last lease token given out for this job; the next claim takes one more.';
@@ -69,7 +71,8 @@ create table fencepost.leases (
     primary key (id, queue_id),
     check (locked_until > started_at)
 );
-create index leases_expiry on fencepost.leases (queue_id, locked_until);
+-- Partial for the same reason as pending_lane.
+create index leases_expiry on fencepost.leases (queue_id, locked_until) where locked_until is not null;
 comment on table fencepost.leases is 'Status processing: the attempt that holds (id, token) may end it, or recovery once locked_until has passed.';
 
 create table fencepost.finished (

@@ -6,8 +6,8 @@
 -- Cursors: where in each lane this dispatcher's scan begins. They save re-reading the dead
 --   entries of jobs already taken, and decide nothing else (worker/cursors.py has the proof).
 -- Returns: a row a lane first (job id null): how many it was asked for, the first due job it saw
---   and did not take, when its next scheduled job is due if it ran short, this statement's snapshot
---   and clock. Then a row a job. No row at all: the queue is paused, or nothing was ever enqueued.
+--   and did not take, when its next scheduled job is due if it ran short, this statement's snapshot,
+--   clock and transaction. Then a row a job. No row at all: the queue is paused, or nothing was ever enqueued.
 -- Index: pending_lane, from the cursor on. Locks: the rows taken; rows that another dispatcher
 --   holds are skipped, so nothing waits.
 --
@@ -103,7 +103,7 @@ leased as (
       from picked k
 )
 select null::uuid as id, share.priority, share.wanted, rest.run_at as rest_run_at, rest.id as rest_id,
-       case when (select count(*) from picked k where k.priority = share.priority) < share.wanted or share.wanted = 0
+       case when (select count(*) from picked k) < cast(:slots as int)
             then (
                 select p.run_at
                   from fencepost.pending p
@@ -114,13 +114,15 @@ select null::uuid as id, share.priority, share.wanted, rest.run_at as rest_run_a
                  limit 1
             ) end as run_at,
        cast(pg_current_snapshot() as text) as snapshot, now() as seen_at,
+       -- Taken even by a claim that finds nothing: the next one's snapshot then knows all that began before this.
+       cast(cast(pg_current_xact_id() as text) as bigint) as transaction,
        null::smallint as attempt, null::bigint as token, null::timestamptz as locked_until,
        null::text as type, null::jsonb as payload, null::smallint as max_attempts, null::float8 as timeout_seconds,
        null::text as request_id
   from share
   left join rest on rest.priority = share.priority
 union all
-select k.id, k.priority, null, null, null, k.run_at, null, null,
+select k.id, k.priority, null, null, null, k.run_at, null, null, null,
        k.attempts + 1, k.token + 1, k.taken_at + make_interval(secs => cast(:lease_seconds as float8)),
        j.type, j.payload, j.max_attempts, j.timeout_seconds, j.request_id
   from picked k

@@ -24,6 +24,8 @@ select l.queue_id, bool_or(p.run_at <= now()) as due, min(p.run_at) filter (wher
                coalesce(c.run_at, timestamptz '-infinity'),
                coalesce(c.id, uuid '00000000-0000-0000-0000-000000000000')
            )
+       -- Says nothing new, but the index wants to hear it.
+       and p.run_at > timestamptz '-infinity'
      order by p.run_at, p.id
      limit 1
  ) p

@@ -31,8 +31,9 @@ stored as (
     insert into fencepost.jobs (
         id, queue_id, type, priority, payload, max_attempts, timeout_seconds, idempotency_key, request_id, created_at
     )
-    select i.id, i.queue_id, i.type, i.priority, i.payload, i.max_attempts, i.timeout_seconds, i.idempotency_key,
-           i.request_id, clock_timestamp()
+    -- A payload of null arrives as SQL's.
+    select i.id, i.queue_id, i.type, i.priority, coalesce(i.payload, jsonb 'null'), i.max_attempts,
+           i.timeout_seconds, i.idempotency_key, i.request_id, clock_timestamp()
       from input i
      where i.idempotency_key is null
         or i.id in (select k.job_id from keyed k)

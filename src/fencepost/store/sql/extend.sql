@@ -2,10 +2,12 @@
 --
 -- Returns: a row for each lease still held; one that is missing is lost. A lease that ran out but
 --   that nobody took is renewed: its token is still the newest.
--- Index: leases' primary key. Locks: those leases.
+-- Index: leases' primary key. Locks: those leases, in the order of their ids.
 with held as materialized (
     select l.id
-      from unnest(cast(:ids as uuid[]), cast(:tokens as bigint[])) i (id, token)
+      from (
+        select i.* from unnest(cast(:ids as uuid[]), cast(:tokens as bigint[])) i (id, token) order by i.id
+      ) i
      cross join lateral (
         select l.id
           from fencepost.leases l

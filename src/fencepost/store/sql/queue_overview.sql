@@ -7,11 +7,21 @@ select q.name, q.paused_at, q.created_at, d.depth, f.in_flight,
   from fencepost.queues q
  cross join lateral (
     select count(*) as depth
-      from (select from fencepost.pending p where p.queue_id = q.id limit cast(:count_limit as int)) p
+      from (
+        select from fencepost.pending p
+         where p.queue_id = q.id
+           and p.run_at > timestamptz '-infinity'
+         limit cast(:count_limit as int)
+      ) p
  ) d
  cross join lateral (
     select count(*) as in_flight
-      from (select from fencepost.leases l where l.queue_id = q.id limit cast(:count_limit as int)) l
+      from (
+        select from fencepost.leases l
+         where l.queue_id = q.id
+           and l.locked_until > timestamptz '-infinity'
+         limit cast(:count_limit as int)
+      ) l
  ) f
   left join lateral (
     select min(p.run_at) as run_at

@@ -2,9 +2,9 @@
 -- dead_letter; to cancelled when that was asked for.
 --
 -- Parameters: after, where the sweep begins (null: everything); max_rows.
--- Returns: a row first (id null) with this statement's snapshot and clock, and when the first lease ran
+-- Returns: a row first (id null) with this statement's snapshot, clock and transaction, and when the first lease ran
 --   out that it saw and did not take; then a row a job.
--- Index: leases_expiry from :after on. Locks: the leases taken; those being settled right now
+-- Index: leases_expiry from :after on, then the primary key. Locks: the leases taken; those being settled right now
 --   are skipped, so a settlement that got here first wins.
 with expired as materialized (
     select l.*
@@ -62,6 +62,8 @@ select null::uuid as id, null::bigint as token, null::smallint as attempt, null:
             order by l.locked_until
             limit 1
        ) as locked_until,
-       cast(pg_current_snapshot() as text) as snapshot, now() as seen_at
+       cast(pg_current_snapshot() as text) as snapshot, now() as seen_at,
+       -- As in claim.sql.
+       cast(cast(pg_current_xact_id() as text) as bigint) as transaction
 union all
-select h.id, h.token, h.attempt, h.status, h.locked_until, null, null from judged h
+select h.id, h.token, h.attempt, h.status, h.locked_until, null, null, null from judged h

@@ -4,8 +4,8 @@
 --   after delay_seconds. ending is 'succeeded' or what attempts.outcome takes.
 -- Returns: a row for each attempt that still owned its job. One that is missing had lost its
 --   lease, and nothing was written for it.
--- Index: leases' primary key. Locks: those leases; a cancellation or an extension under way
---   is waited for, a recovery wins or loses whole.
+-- Index: leases' primary key. Locks: those leases, in the order of their ids, as extend.sql does;
+--   a cancellation or an extension under way is waited for, a recovery wins or loses whole.
 --
 -- Cancelled meanwhile: a job that would go back to pending ends cancelled instead. What ended
 -- by itself (completed, failed, dead_letter) stays as it ended.
@@ -23,6 +23,7 @@ with input as materialized (
                cast(:delays as float8[]), cast(:results as jsonb[]), cast(:error_types as text[]),
                cast(:errors as text[]), cast(:tracebacks as text[])
            ) i (id, token, ending, status, delay_seconds, result, error_type, error, traceback)
+     order by i.id
 ),
 held as materialized (
     select i.ending, i.delay_seconds, i.result, i.error_type, i.error, i.traceback, l.id, l.priority, l.attempt,
