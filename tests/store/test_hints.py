@@ -1,0 +1,317 @@
+"""Wake-ups: few, after the commit, and only to whom they are meant for."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from fencepost.domain.ids import new_id
+from fencepost.errors import DatabaseUnavailable
+from fencepost.store.database import Database
+from fencepost.store.hints import QUIET_SECONDS, Hints
+from fencepost.store.jobs import Jobs
+from fencepost.store.listener import Listener
+from fencepost.store.migrate import prepare
+from fencepost.store.queues import Queues
+from fencepost.store.workers import WorkerStore
+from tests.conftest import with_database
+
+from .support import Connection, claim, connect, job, until
+
+pytestmark = pytest.mark.anyio
+
+
+class Ear:
+    """A listener of the store's, and what it heard."""
+
+    def __init__(self, database: Database) -> None:
+        self.heard: list[str] = []
+        self.connections = 0
+        self._news = asyncio.Event()
+        self.listener = Listener(database, heard=self._take, connected=self._connect, probe_seconds=0.2)
+
+    def _take(self, hint: str) -> None:
+        self.heard.append(hint)
+        self._news.set()
+
+    def _connect(self) -> None:
+        self.connections += 1
+        self._news.set()
+
+    async def hears(self, count: int) -> list[str]:
+        """Wait until so many hints were heard."""
+        await self._until(lambda: len(self.heard) >= count)
+        return self.heard
+
+    async def connects(self, count: int) -> None:
+        await self._until(lambda: self.connections >= count)
+
+    async def _until(self, condition: object) -> None:
+        assert callable(condition)
+        async with asyncio.timeout(10):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+
+@asynccontextmanager
+async def listening(database: Database) -> AsyncIterator[Ear]:
+    ear = Ear(database)
+    task = asyncio.get_running_loop().create_task(ear.listener.run())
+    try:
+        await ear.connects(1)
+        yield ear
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def settle_down(ear: Ear, database: Database) -> list[str]:
+    """Everything that was sent before has been heard when this mark is."""
+    await database.fetch("notify", channel=database.channel, hint="mark")
+    await ear._until(lambda: ear.heard[-1:] == ["mark"])
+    return [hint for hint in ear.heard if hint != "mark"]
+
+
+async def test_an_enqueue_is_heard(jobs: Jobs, queues: Queues, database: Database) -> None:
+    async with listening(database) as ear:
+        await jobs.enqueue([job()])
+        assert await ear.hears(1) == [f"due {await queues.id_of('default')}"]
+
+
+async def test_one_enqueue_for_many_queues_is_one_hint(jobs: Jobs, queues: Queues, database: Database) -> None:
+    async with listening(database) as ear:
+        await jobs.enqueue([job(queue=f"q{number}") for number in range(20)])
+        ids = sorted([await queues.id_of(f"q{number}") for number in range(20)])
+        assert await ear.hears(1) == ["due " + ",".join(map(str, ids))]
+
+
+async def test_a_burst_is_one_hint_and_a_trailing_one(database: Database) -> None:
+    """With a clock that stands still, everything after the first is inside the quiet moment."""
+    now = 100.0
+    hints = Hints(database, clock=lambda: now)
+    jobs = Jobs(database, Queues(database, hints), hints)
+    async with listening(database) as ear:
+        await jobs.enqueue([job()])
+        assert await ear.hears(1) == ["due 1"]
+        for _ in range(50):
+            await jobs.enqueue([job()])
+        await hints.close()
+        heard = await settle_down(ear, database)
+    assert heard[0] == "due 1"
+    assert 2 <= len(heard) <= 50 / 5, "at most one more for each quiet moment that really passed"
+    assert set(heard) == {"due 1"}
+
+
+async def test_offers_are_rationed_by_queue(database: Database) -> None:
+    now = 100.0
+    hints = Hints(database, clock=lambda: now)
+    assert hints.offer({1, 2}) == "due 1,2"
+    assert hints.offer({1}) is None
+    assert hints.offer({2, 3}) == "due 3"
+    now += QUIET_SECONDS / 2
+    assert hints.offer({1, 2, 3}) is None
+    now += QUIET_SECONDS
+    assert hints.offer({1, 2, 3}) == "due 1,2,3"
+    assert hints.immediate({1}) == "due 1", "what a person asked for doesn't wait"
+    assert hints.offer(set()) is None
+    await hints.close()
+
+
+async def test_what_is_owed_is_paid(database: Database) -> None:
+    now = 100.0
+    hints = Hints(database, clock=lambda: now)
+    async with listening(database) as ear:
+        assert hints.offer({7}) == "due 7"
+        assert hints.offer({7}) is None
+        hints.committed({7})
+        assert await ear.hears(1) == ["due 7"]
+        assert hints.offer({7}) is None
+        await hints.close()
+        assert await ear.hears(2) == ["due 7", "due 7"]
+        await hints.close()
+
+
+async def test_workers_of_the_same_process_are_woken_after_the_commit(database: Database, sql: Connection) -> None:
+    seen: list[tuple[set[int], int]] = []
+    count: list[asyncio.Task[int]] = []
+
+    async def stored() -> int:
+        return int(await sql.fetchval("select count(*) from fencepost.pending"))
+
+    def local(queue_ids: object) -> None:
+        assert isinstance(queue_ids, set)
+        seen.append((queue_ids, len(count)))
+        count.append(asyncio.get_running_loop().create_task(stored()))
+
+    hints = Hints(database, local=local)
+    jobs = Jobs(database, Queues(database, hints), hints)
+    await jobs.enqueue([job()])
+    assert [queue_ids for queue_ids, _ in seen] == [{1}]
+    assert await count[0] == 1
+    await hints.close()
+
+
+async def test_a_hint_comes_with_the_commit_and_not_without(
+    database: Database, queues: Queues, sql: Connection
+) -> None:
+    queue_id = await queues.ensure("default", 0)
+    record = b'[{"id": "%s", "queue_id": %d, "type": "work", "priority": 0, "payload": {}, "max_attempts": 1}]'
+
+    class NotAfterAll(Exception):
+        pass
+
+    async def store(*, and_roll_back: bool) -> None:
+        async with database.transaction() as session:
+            jobs = record % (str(new_id()).encode(), queue_id)
+            await session.fetch("enqueue", jobs=jobs, channel=database.channel, hint="due 1")
+            if and_roll_back:
+                raise NotAfterAll
+
+    async with listening(database) as ear:
+        with pytest.raises(NotAfterAll):
+            await store(and_roll_back=True)
+        assert await settle_down(ear, database) == [], "rolled back, so nobody is woken"
+        async with database.transaction() as session:
+            await session.fetch(
+                "enqueue", jobs=record % (str(new_id()).encode(), queue_id), channel=database.channel, hint="due 1"
+            )
+            assert await settle_down(ear, database) == [], "not yet committed"
+        assert await settle_down(ear, database) == ["due 1"]
+        assert await sql.fetchval("select count(*) from fencepost.pending") == 1
+
+
+async def test_replays_and_refusals_wake_nobody(jobs: Jobs, database: Database) -> None:
+    await jobs.enqueue([job(idempotency_key="k")])
+    await asyncio.sleep(2 * QUIET_SECONDS)
+    async with listening(database) as ear:
+        await jobs.enqueue([job(idempotency_key="k")])
+        assert await settle_down(ear, database) == []
+
+
+async def test_cancel_retry_pause_and_resume_are_heard(
+    jobs: Jobs, queues: Queues, database: Database, worker_store: WorkerStore
+) -> None:
+    made = job()
+    await jobs.enqueue([made])
+    await claim(worker_store, await queues.id_of("default"))
+    async with listening(database) as ear:
+        await jobs.cancel(made.id)
+        assert await ear.hears(1) == [f"cancel 1 {made.id}"]
+        await queues.resume("default")
+        assert (await ear.hears(2))[1] == "due 1"
+
+
+async def test_a_listener_reconnects_and_says_so(
+    jobs: Jobs, queues: Queues, database: Database, sql: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening(database) as ear:
+        for number in range(1, 4):
+            assert ear.listener.is_connected
+            [ended] = await sql.fetch(
+                "select pg_terminate_backend(pid) as done from pg_stat_activity "
+                "where datname = current_database() and query ilike 'listen %'"
+            )
+            assert ended["done"]
+            await ear.connects(number + 1)
+            before = len(ear.heard)
+            await queues.ensure("default", 0)
+            await jobs.enqueue([job()])
+            await ear.hears(before + 1)
+            await asyncio.sleep(2 * QUIET_SECONDS)
+
+
+async def test_a_listener_that_cannot_connect_keeps_trying(server_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its database isn't there yet."""
+    server = await connect(server_url)
+    later = f"fencepost_{uuid.uuid4().hex[:12]}"
+    ear = Ear(Database(with_database(server_url, later)))
+    task = asyncio.get_running_loop().create_task(ear.listener.run())
+    try:
+
+        async def has_tried_twice() -> bool:
+            return sum("polling goes on" in record.message for record in caplog.records) >= 2
+
+        await until(has_tried_twice)
+        assert not ear.listener.is_connected
+        await server.execute(f"create database {later}")
+        await ear.connects(1)
+        assert ear.listener.is_connected
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await server.execute(f"drop database if exists {later} with (force)")
+        await server.close()
+
+
+async def test_what_anybody_sends_on_the_channel_does_no_harm(database: Database, sql: Connection) -> None:
+    """Hints are read by people's code too: what it can't read is passed over."""
+    heard: list[str] = []
+
+    def picky(hint: str) -> None:
+        heard.append(hint)
+        int(hint)
+
+    connected = asyncio.Event()
+    listener = Listener(database, heard=picky, connected=connected.set)
+    task = asyncio.get_running_loop().create_task(listener.run())
+    await connected.wait()
+    for hint in ("nonsense", "", "x" * 7_000, "\ufffd", "1"):
+        await sql.execute("select pg_notify($1, $2)", database.channel, hint)
+
+    async def all_heard() -> bool:
+        return len(heard) == 5
+
+    await until(all_heard)
+    assert listener.is_connected
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_two_schemas_of_one_database_never_hear_each_other(database_url: str) -> None:
+    databases = [
+        Database(database_url, schema=schema, connections=3) for schema in ("fencepost", "Job Queue", "job queue")
+    ]
+    for database in databases:
+        await database.open()
+        await prepare(database, partition_days=3)
+    try:
+        async with listening(databases[0]) as one, listening(databases[1]) as two, listening(databases[2]) as three:
+            ears = [one, two, three]
+            for database in databases:
+                hints = Hints(database)
+                await Jobs(database, Queues(database, hints), hints).enqueue([job()])
+                await hints.close()
+            for ear, database in zip(ears, databases, strict=True):
+                assert await settle_down(ear, database) == ["due 1"]
+    finally:
+        for database in databases:
+            await database.close()
+
+
+async def test_hints_that_cannot_be_sent_are_only_late(database_url: str) -> None:
+    database = Database(database_url, connections=1)
+    hints = Hints(database)
+    assert hints.offer({1}) is not None
+    assert hints.offer({1}) is None
+    hints.committed({1})
+    await asyncio.sleep(3 * QUIET_SECONDS)
+    await hints.close()
+    with pytest.raises(DatabaseUnavailable):
+        await database.ping()
+
+
+async def test_the_connection_used_for_hints_never_holds_a_transaction_open(
+    database: Database, sql: Connection
+) -> None:
+    async with listening(database) as ear:
+        await database.fetch("notify", channel=database.channel, hint="due 1")
+        await ear.hears(1)
+        rows = await sql.fetch(
+            "select state from pg_stat_activity where datname = current_database() and query ilike 'listen %'"
+        )
+        assert [row["state"] for row in rows] == ["idle"]

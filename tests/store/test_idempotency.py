@@ -1,0 +1,171 @@
+"""One key, one job: under duplicates at once, in bulk, and against requests that only look alike."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from fencepost.domain.job import NewJob, Status
+from fencepost.errors import KeyConflict
+from fencepost.store.database import Database
+from fencepost.store.hints import Hints
+from fencepost.store.jobs import Jobs
+from fencepost.store.queues import Queues
+from fencepost.store.workers import WorkerStore
+
+from .support import Connection, claim, completed, contents, job, waits_for_a_lock
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_fifty_duplicates_at_once_make_one_job(jobs: Jobs, database_url: str) -> None:
+    """Half of them from another process's pool."""
+    other = Database(database_url, connections=10)
+    await other.open()
+    hints = Hints(other)
+    others = Jobs(other, Queues(other, hints), hints)
+    made = [job(idempotency_key="order-1", payload=b'{"n": 1}') for _ in range(50)]
+    answers = await asyncio.gather(*(door.enqueue([one]) for one, door in zip(made, [jobs, others] * 25, strict=True)))
+    await hints.close()
+    await other.close()
+    ids = {answer.id for [answer] in answers}
+    assert len(ids) == 1
+    assert sum(not answer.replayed for [answer] in answers) == 1
+    assert (await jobs.audit())["jobs"] == 1
+
+
+async def test_a_replay_names_the_job_whatever_became_of_it(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore
+) -> None:
+    first = job(idempotency_key="k")
+    await jobs.enqueue([first])
+    queue_id = await queues.id_of("default")
+    for _ in range(3):
+        [again] = await jobs.enqueue([job(idempotency_key="k")])
+        assert (again.id, again.replayed) == (first.id, True)
+        for lease in await claim(worker_store, queue_id):
+            await worker_store.settle(queue_id, [completed(lease)])
+    assert (await jobs.get(first.id)).status is Status.COMPLETED
+    assert (await jobs.audit())["jobs"] == 1
+
+
+BASE: dict[str, Any] = {
+    "idempotency_key": "k",
+    "payload": b'{"id": 1, "to": ["a", {"b": 1.50}], "n": 100}',
+    "priority": 3,
+    "timeout_seconds": 5.0,
+    "delay_seconds": 60.0,
+}
+
+SAME_PAYLOADS = [
+    b'{"n": 1e2, "to": ["a", {"b": 1.5}], "id": 1.0}',
+    b'\n{ "to" : [ "\\u0061" , {"b":15e-1} ] ,\t"id":1,"n":100 }',
+]
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "payload: more": {"payload": b'{"id": 1, "to": ["a", {"b": 1.50}], "n": 100, "x": 2}'},
+    "payload: less": {"payload": b'{"id": 1, "to": ["a", {"b": 1.50}]}'},
+    "payload: inside": {"payload": b'{"id": 1, "to": ["a", {"b": 1.51}], "n": 100}'},
+    "payload: order of a list": {"payload": b'{"id": 1, "to": [{"b": 1.50}, "a"], "n": 100}'},
+    "payload: text for a number": {"payload": b'{"id": "1", "to": ["a", {"b": 1.50}], "n": 100}'},
+    "payload: true for a number": {"payload": b'{"id": true, "to": ["a", {"b": 1.50}], "n": 100}'},
+    "payload: null for absent": {"payload": b'{"id": 1, "to": ["a", {"b": 1.50}], "n": 100, "x": null}'},
+    "payload: empty": {"payload": b"{}"},
+    "type": {"type": "other"},
+    "queue": {"queue": "other"},
+    "priority": {"priority": 4},
+    "max_attempts": {"max_attempts": 4},
+    "timeout: another": {"timeout_seconds": 6.0},
+    "timeout: none": {"timeout_seconds": None},
+    "schedule: another delay": {"delay_seconds": 61.0},
+    "schedule: now": {"delay_seconds": None},
+    "schedule: a moment": {"delay_seconds": None, "run_at": datetime(2031, 1, 1, tzinfo=UTC)},
+}
+
+
+@pytest.mark.parametrize("payload", SAME_PAYLOADS)
+async def test_spelling_does_not_make_another_request(jobs: Jobs, payload: bytes) -> None:
+    first = job(**BASE)
+    await jobs.enqueue([first])
+    [again] = await jobs.enqueue([job(**{**BASE, "payload": payload, "request_id": "another"})])
+    assert (again.id, again.replayed) == (first.id, True)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+async def test_another_request_under_the_same_key_is_a_conflict(jobs: Jobs, sql: Connection, other: str) -> None:
+    """Both ways round: neither contains the other, they just aren't equal."""
+    for key, one, two in (("k", BASE, {**BASE, **OTHERS[other]}), ("l", {**BASE, **OTHERS[other]}, BASE)):
+        first = job(**{**one, "idempotency_key": key})
+        await jobs.enqueue([first])
+        before = await contents(sql)
+        with pytest.raises(KeyConflict, match=f"'{key}' already made job {first.id}"):
+            await jobs.enqueue([job(**{**two, "idempotency_key": key})])
+        assert await contents(sql) == before
+
+
+async def test_a_key_twice_in_one_request(jobs: Jobs) -> None:
+    made = [job(idempotency_key="a"), job(), job(idempotency_key="a"), job(idempotency_key="b")]
+    answers = await jobs.enqueue(made)
+    assert [one.replayed for one in answers] == [False, False, True, False]
+    assert answers[2].id == made[0].id
+    assert (await jobs.audit())["jobs"] == 3
+
+
+async def test_a_key_twice_in_one_request_for_different_jobs(jobs: Jobs, sql: Connection) -> None:
+    with pytest.raises(KeyConflict):
+        await jobs.enqueue([job(idempotency_key="a"), job(), job(idempotency_key="a", priority=1)])
+    assert all(not rows for rows in (await contents(sql)).values())
+
+
+async def test_one_conflict_stores_nothing_of_a_bulk(jobs: Jobs, sql: Connection) -> None:
+    await jobs.enqueue([job(idempotency_key="taken")])
+    before = await contents(sql)
+    made = [job(idempotency_key=f"new-{number}") for number in range(1_000)]
+    made[500] = job(idempotency_key="taken", priority=9)
+    with pytest.raises(KeyConflict, match="'taken'"):
+        await jobs.enqueue(made)
+    assert await contents(sql) == before
+    made[500] = job(idempotency_key="taken")
+    answers = await jobs.enqueue(made)
+    assert [number for number, one in enumerate(answers) if one.replayed] == [500]
+
+
+async def test_a_key_whose_transaction_rolls_back_is_free(jobs: Jobs, sql: Connection) -> None:
+    """A duplicate waits for the first to end, and then takes its place."""
+    holder = sql.transaction()
+    await holder.start()
+    await sql.execute(
+        "insert into fencepost.idempotency_keys (key, job_id, queue_id, schedule) "
+        "values ('k', gen_random_uuid(), 1, 'now')"
+    )
+    waiting = asyncio.get_running_loop().create_task(jobs.enqueue([job(idempotency_key="k")]))
+    await waits_for_a_lock(sql)
+    await holder.rollback()
+    [stored] = await waiting
+    assert not stored.replayed
+
+
+async def test_keys_in_opposite_order_never_deadlock(jobs: Jobs, database_url: str) -> None:
+    other = Database(database_url, connections=2)
+    await other.open()
+    hints = Hints(other)
+    others = Jobs(other, Queues(other, hints), hints)
+
+    def batch(number: int, *, descending: bool) -> list[NewJob]:
+        keys = sorted((f"{number}-{key}" for key in range(200)), reverse=descending)
+        return [job(idempotency_key=key) for key in keys]
+
+    try:
+        for number in range(50):
+            up, down = await asyncio.gather(
+                jobs.enqueue(batch(number, descending=False)), others.enqueue(batch(number, descending=True))
+            )
+            assert [one.id for one in up] == [one.id for one in reversed(down)]
+            assert sum(not one.replayed for one in up + down) == 200
+    finally:
+        await hints.close()
+        await other.close()
+    assert (await jobs.audit())["jobs"] == 10_000
