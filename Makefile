@@ -30,7 +30,7 @@ check: .venv/.test ## Lint, format, types, layers, lock file
 	$(BIN)/lint-imports
 
 tests: .venv/.test ## The tests alone: all on the embedded PostgreSQL, the store also on this machine's
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	$(BIN)/python -m tests.system_server
 
 clean: ## Remove what was installed and generated; the data in .fencepost/ stays

@@ -1,5 +1,5 @@
 """
-One PostgreSQL for the whole run, one database a test.
+One PostgreSQL for each process of the run, one database a test.
 
 The server is `TEST_DATABASE_URL` where that is set, else an embedded one of our own in
 a temporary folder, from the programs in `TEST_BINARIES` or those that fencepost finds.
@@ -30,7 +30,7 @@ from fencepost.store.migrate import prepare
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
 
-TEMPLATE = "fencepost_template"
+TEMPLATE = f"fencepost_template_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
 QUICK = {"fsync": "off", "max_connections": "200"}
 """No test here depends on surviving a power cut, and the machine's disk isn't what is tested."""
 

@@ -28,7 +28,7 @@ def main() -> int:
     for binaries in others:
         print(f"the store again, on PostgreSQL {binaries.version} of {binaries.folder}")
         ended = subprocess.run(
-            [sys.executable, "-m", "pytest", *FOLDERS],
+            [sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "worksteal", *FOLDERS],
             env={**os.environ, "TEST_BINARIES": str(binaries.folder)},
             check=False,
         )

@@ -117,7 +117,7 @@ async def test_cancelling(api: httpx2.AsyncClient, worker: Worker) -> None:
     assert (late.status_code, "completed already" in error_of(late)) == (409, True)
 
 
-@pytest.mark.parametrize("job_id", [str(new_id()), str(uuid4()), str(new_id()).upper()])
+@pytest.mark.parametrize("job_id", [str(new_id()), str(uuid4()), str(new_id()).upper()], ids=["v7", "v4", "upper"])
 async def test_a_job_that_is_not_there(api: httpx2.AsyncClient, job_id: str) -> None:
     for method, rest in (("GET", ""), ("GET", "/status"), ("POST", "/retry"), ("POST", "/cancel")):
         response = await api.request(method, f"/jobs/{job_id}{rest}")

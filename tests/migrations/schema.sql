@@ -204,7 +204,9 @@ function ensure_partitions(width interval, ahead integer) returns integer
                 execute format(
                     'create table fencepost.%I (like fencepost.%I including defaults including constraints)', part, parent
                 );
-                -- A row that was filed under the default because its id came from the future would refuse the new range.
+                -- A row that was filed under the default, for want of a partition or because its id came from the future,
+                -- would refuse the new range. Locked first: where rows arrive all the time, one would get in between.
+                execute format('lock table fencepost.%I in access exclusive mode', parent || '_default');
                 execute format(
                     'with moved as (delete from fencepost.%I where id >= $1 and id < $2 returning *) insert into fencepost.%I select * from moved',
                     parent || '_default', part

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -181,34 +182,34 @@ async def test_inserts_go_on_while_partitions_are_attached(
     async def produce() -> None:
         while not finished.is_set():
             made = NewJob(id=new_id(), type="work", max_attempts=1)
-            while True:
-                try:
-                    await fresh_jobs.enqueue([made])
-                    break
-                except DatabaseUnavailable:
-                    continue
-            stored.append(made.id)
+            with suppress(DatabaseUnavailable):
+                await fresh_jobs.enqueue([made])
+                stored.append(made.id)
+            await asyncio.sleep(0)
 
-    producers = [asyncio.get_running_loop().create_task(produce()) for _ in range(4)]
+    async def ensure(store: WorkerStore, *, days: int) -> int:
+        for _ in range(5):
+            with suppress(DatabaseUnavailable):
+                return await store.ensure_partitions(partition_days=days)
+        raise AssertionError("partitions could not be made beside inserts in five tries")
+
     maintenance = Database(empty_url, connections=1)
     await maintenance.open()
+    producers = [asyncio.get_running_loop().create_task(produce()) for _ in range(6)]
     made = 0
-    for days in (1, 1, 2, 5, 9):
-        enough = len(stored) + 40
-        async with asyncio.timeout(20):
-            while len(stored) < enough:
-                await asyncio.wait(producers, timeout=0.01)
-        for _ in range(50):
-            try:
-                made += await store_of(maintenance).ensure_partitions(partition_days=days)
-                break
-            except DatabaseUnavailable:
-                continue
-        else:
-            pytest.fail("partitions could not be made beside inserts in fifty tries")
-    finished.set()
-    await asyncio.gather(*producers)
-    await maintenance.close()
+    try:
+        for days in (1, 1, 2, 5, 9):
+            enough = len(stored) + 60
+            async with asyncio.timeout(20):
+                while len(stored) < enough:  # noqa: ASYNC110 - the producers have no event for each job
+                    await asyncio.sleep(0.005)
+            made += await ensure(store_of(maintenance), days=days)
+    finally:
+        finished.set()
+        await asyncio.wait(producers)
+        await maintenance.close()
+    for producer in producers:
+        producer.result()
     assert made == len(await ranges(sql)) > 5
     assert await sql.fetchval("select count(*) from fencepost.jobs") == len(stored) == len(set(stored))
     counts = await fresh_jobs.audit()

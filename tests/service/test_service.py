@@ -71,8 +71,13 @@ def test_embedded_server_that_dies_is_started_again(data_dir: Path) -> None:
         service.wait_for(first, "completed")
         pid = int((data_dir / "postgres" / "postmaster.pid").read_text().splitlines()[0])
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: service.call("GET", "/readyz").status == 200, 30, f"postgres {pid} to be replaced")
-        second = service.post({"type": "sleep", "payload": {"duration": "1ms"}})["id"]
+        short = {"type": "sleep", "payload": {"duration": "1ms"}}
+        wait_until(
+            lambda: service.call("POST", "/jobs", short, **{"Idempotency-Key": "again"}).status < 300,
+            30,
+            f"postgres {pid} to be replaced",
+        )
+        second = service.post(short, **{"Idempotency-Key": "again"})["id"]
         service.wait_for(second, "completed")
 
 

@@ -72,9 +72,10 @@ async def listening(database: Database) -> AsyncIterator[Ear]:
 
 async def settle_down(ear: Ear, database: Database) -> list[str]:
     """Everything that was sent before has been heard when this mark is."""
-    await database.fetch("notify", channel=database.channel, hint="mark")
-    await ear._until(lambda: ear.heard[-1:] == ["mark"])
-    return [hint for hint in ear.heard if hint != "mark"]
+    mark = f"mark {uuid.uuid4()}"
+    await database.fetch("notify", channel=database.channel, hint=mark)
+    await ear._until(lambda: mark in ear.heard)
+    return [hint for hint in ear.heard if not hint.startswith("mark")]
 
 
 async def test_an_enqueue_is_heard(jobs: Jobs, queues: Queues, database: Database) -> None:
