@@ -61,7 +61,8 @@ async def test_three_thousand_jobs_leave_nothing_behind(bench: Bench) -> None:
     try:
         first = await round_of(300)
         for _ in range(5):
-            assert await round_of(500) == first
+            # Less than at first is fine: something of the start was still on its way out.
+            assert all(now <= then for now, then in zip(await round_of(500), first, strict=True))
     finally:
         gc.enable()
     # Those in flight, and a thread each that is just about to go.

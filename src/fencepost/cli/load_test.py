@@ -133,8 +133,9 @@ async def _each(items: Sequence[T], work: Callable[[T], Awaitable[None]], client
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(clients, len(items))):
                     group.create_task(one_client())
-        except* FencepostError as failures:
-            raise failures.exceptions[0] from None
+        except BaseExceptionGroup as failures:
+            expected = failures.subgroup(FencepostError)
+            raise (expected or failures).exceptions[0] from None
 
 
 def _token(path: Path | None) -> str | None:
