@@ -162,10 +162,11 @@ def _tokens(source: Environment) -> tuple[Secret, ...]:
     path = source.get("API_TOKENS_FILE", "")
     if path:
         try:
-            texts += Path(path).read_text(encoding="utf-8").splitlines()
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidSettings(f"API_TOKENS_FILE: {path} can't be read: {error}") from None
-    tokens = [text.strip() for text in texts if text.strip() and not text.strip().startswith("#")]
+        texts += [line for line in lines if not line.lstrip().startswith("#")]
+    tokens = [text.strip() for text in texts if text.strip()]
     for token in tokens:
         if not token.isascii() or not token.isprintable() or " " in token:
             raise InvalidSettings(

@@ -160,6 +160,7 @@ async def test_a_lease_begins_when_the_job_is_locked_not_when_the_claim_was_sent
     await holder.commit()
     [lease] = await waiting
     assert lease.locked_until > released_at + timedelta(seconds=0.2)
+    assert (await jobs.get(lease.id)).locked_until == lease.locked_until
 
 
 async def test_tokens_beyond_32_bits(jobs: Jobs, queues: Queues, worker_store: WorkerStore, sql: Connection) -> None:
