@@ -22,6 +22,7 @@ from fencepost.domain.job import Attempt, Job, NewJob, Status
 from fencepost.errors import JobNotFound, KeyConflict, WrongStatus
 from fencepost.store.database import Database, Querier, Row
 from fencepost.store.hints import Hint, Hints
+from fencepost.store.merging import Merger, Record
 from fencepost.store.queues import Queues
 
 RACE_ROUNDS = 5
@@ -45,6 +46,7 @@ class Jobs:
         self._database = database
         self._queues = queues
         self._hints = hints
+        self._merger = Merger(self._insert)
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """
@@ -60,38 +62,51 @@ class Jobs:
         queue_ids = [await self._queues.ensure(job.queue, job.priority) for job in jobs]
         records = [_record(job, queue_id) for job, queue_id in zip(jobs, queue_ids, strict=True)]
         for _ in range(RACE_ROUNDS):
-            answers = await self._enqueue_once(records, set(queue_ids))
+            answers = await (self._enqueue_one(records[0]) if len(records) == 1 else self._enqueue_all(records))
             if answers is not None:
                 return answers
         raise KeyConflict("the job of this idempotency key is being removed right now; try again")
 
-    async def _enqueue_once(self, records: list[dict[str, object]], queue_ids: set[int]) -> list[Enqueued] | None:
-        """One try; None when a key's job vanished between the statements."""
-        hint = self._hints.offer(queue_ids)
-        if not any(record["idempotency_key"] for record in records):
-            rows = await self._insert(self._database, records, hint)
-            stored = {row["id"]: row for row in rows}
-            answers = [_enqueued(stored[record["id"]]) for record in records]
-        else:
-            # A conflict must undo the rest of the request, so the look at the keys is in the same transaction.
-            async with self._database.transaction() as session:
-                stored = {row["id"]: row for row in await self._insert(session, records, hint)}
-                found = [
-                    _enqueued(stored[record["id"]]) if record["id"] in stored else await self._replay(session, record)
-                    for record in records
-                ]
-                if None in found:
-                    return None
-                answers = [answer for answer in found if answer is not None]
-        self._hints.committed(queue_ids)
-        return answers
+    async def _enqueue_one(self, record: Record) -> list[Enqueued] | None:
+        """One job, in a statement shared with whoever else is enqueueing; None when its key's job just vanished."""
+        row = await self._merger.put(record)
+        if row is not None:
+            return [_enqueued(row)]
+        replayed = await self._replay(self._database, record)
+        return None if replayed is None else [replayed]
 
-    async def _insert(self, session: Querier, records: list[dict[str, object]], hint: Hint) -> list[Row]:
+    async def _enqueue_all(self, records: list[Record]) -> list[Enqueued] | None:
+        """Several jobs, all or none; None when a key's job vanished between the statements."""
+        if not any(record["idempotency_key"] for record in records):
+            stored = {row["id"]: row for row in await self._insert(records)}
+            return [_enqueued(stored[record["id"]]) for record in records]
+        queue_ids = _queue_ids(records)
+        # A conflict must undo the rest of the request, so the look at the keys is in the same transaction.
+        async with self._database.transaction() as session:
+            rows = await self._send(session, records, self._hints.offer(queue_ids))
+            stored = {row["id"]: row for row in rows}
+            found = [
+                _enqueued(stored[record["id"]]) if record["id"] in stored else await self._replay(session, record)
+                for record in records
+            ]
+            if None in found:
+                return None
+        self._hints.committed(queue_ids)
+        return [answer for answer in found if answer is not None]
+
+    async def _insert(self, records: Sequence[Record]) -> list[Row]:
+        """Store records in a transaction of their own, and wake workers."""
+        queue_ids = _queue_ids(records)
+        rows = await self._send(self._database, records, self._hints.offer(queue_ids))
+        self._hints.committed(queue_ids)
+        return rows
+
+    async def _send(self, session: Querier, records: Sequence[Record], hint: Hint) -> list[Row]:
         return await session.fetch(
             "enqueue", jobs=msgspec.json.encode(records), channel=self._database.channel, hint=hint
         )
 
-    async def _replay(self, session: Querier, record: dict[str, object]) -> Enqueued | None:
+    async def _replay(self, session: Querier, record: Record) -> Enqueued | None:
         rows = await session.fetch("replay", job=msgspec.json.encode(record))
         if not rows or rows[0]["job_gone"]:
             return None
@@ -184,7 +199,11 @@ def _enqueued(row: Row) -> Enqueued:
     return Enqueued(id=row["id"], replayed=False, created_at=row["created_at"], run_at=row["run_at"])
 
 
-def _record(job: NewJob, queue_id: int) -> dict[str, object]:
+def _queue_ids(records: Sequence[Record]) -> set[int]:
+    return {record["queue_id"] for record in records}
+
+
+def _record(job: NewJob, queue_id: int) -> Record:
     """A job as `enqueue.sql` and `replay.sql` read it."""
     return {
         "id": job.id,
