@@ -13,10 +13,10 @@ define install
 	@touch $@
 endef
 
-.PHONY: help run test check tests clean
+.PHONY: help run test check tests bench-peers clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/.run ## Start the service on an embedded PostgreSQL; data in .fencepost/
 	@DATA_DIR='$(DATA_DIR)' exec $(BIN)/fencepost serve
@@ -32,6 +32,9 @@ check: .venv/.test ## Lint, format, types, layers, lock file
 tests: .venv/.test ## The tests alone: all on the embedded PostgreSQL, the store also on this machine's
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	$(BIN)/python -m tests.system_server
+
+bench-peers: .venv/.test ## The same work through other job queues, side by side (half an hour; BENCH='--quick' to try it)
+	$(BIN)/python benchmarks/peers/run.py --json .bench/peers.json --markdown .bench/peers.md --svg .bench/peers.svg $(BENCH)
 
 clean: ## Remove what was installed and generated; the data in .fencepost/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -92,7 +92,9 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}, target
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["migrate"], ["load-test"]], ids=lambda words: " ".join(words))
+@pytest.mark.parametrize(
+    "command", [[], ["serve"], ["migrate"], ["load-test"], ["bench"]], ids=lambda words: " ".join(words)
+)
 def test_help_has_examples_and_names_only_what_exists(command: list[str]) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "fencepost.cli.main", *command, "--help"],
@@ -104,6 +106,18 @@ def test_help_has_examples_and_names_only_what_exists(command: list[str]) -> Non
     assert "Examples:" in shown
     for path in re.findall(r"docs/[\w/-]+\.md", shown):
         assert (ROOT / path).exists()
+
+
+def test_every_measure_and_option_of_the_benchmarks_is_documented() -> None:
+    from fencepost.cli.bench.command import KINDS
+    from fencepost.cli.main import bench
+
+    page = read("docs/reference/benchmarks.md")
+    for kind in KINDS:
+        assert f"| `{kind}` |" in page, f"{kind} is not in the benchmarks page"
+        assert f"\n      {kind} " in (bench.help or ""), f"{kind} is not in --help"
+    options = {option for parameter in bench.params for option in parameter.opts if option.startswith("--")}
+    assert set(re.findall(r"^\| `(--[\w-]+)` \|", page, re.M)) == options
 
 
 def test_decisions_are_all_in_the_index() -> None:

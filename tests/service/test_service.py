@@ -69,15 +69,18 @@ def test_embedded_server_that_dies_is_started_again(data_dir: Path) -> None:
     with Service(DATA_DIR=str(data_dir), **QUICK) as service:
         first = service.post({"type": "sleep", "payload": {"duration": "1ms"}})["id"]
         service.wait_for(first, "completed")
-        pid = int((data_dir / "postgres" / "postmaster.pid").read_text().splitlines()[0])
-        os.kill(pid, signal.SIGKILL)
+        pid_file = data_dir / "postgres" / "postmaster.pid"
+        killed = pid_file.read_text().splitlines()[0]
+        os.kill(int(killed), signal.SIGKILL)
+
+        def replaced() -> bool:
+            return pid_file.exists() and pid_file.read_text().splitlines()[:1] != [killed]
+
+        wait_until(replaced, 30, f"postgres {killed} to be replaced")
         short = {"type": "sleep", "payload": {"duration": "1ms"}}
-        wait_until(
-            lambda: service.call("POST", "/jobs", short, **{"Idempotency-Key": "again"}).status < 300,
-            30,
-            f"postgres {pid} to be replaced",
-        )
-        second = service.post(short, **{"Idempotency-Key": "again"})["id"]
+        key = {"Idempotency-Key": "again"}
+        wait_until(lambda: service.call("POST", "/jobs", short, **key).status < 300, 30, "the new one to be used")
+        second = service.post(short, **key)["id"]
         service.wait_for(second, "completed")
 
 

@@ -209,15 +209,23 @@ def _statements(samples: dict[str, list[uuid.UUID]]) -> dict[str, tuple[bool, di
         "before": uuid.UUID(int=(1 << 128) - 1), "not_before": uuid.UUID(int=0), "scan_rows": 100, "page_rows": 11,
         "type": None, "queue_id": None,
     }  # fmt: skip
+    outcomes = json.dumps(
+        [
+            {"id": str(one), "token": 2} | ({"ending": "failed", "status": "pending"} if number % 2 else {})
+            for number, one in enumerate(leased)
+        ]
+    )
     worker: dict[str, dict[str, object]] = {
         "claim": {
             **LANES, "queue_id": 1, "slots": 10, "worker_id": uuid.UUID(int=1), "lease_seconds": 60,
             "aging_seconds": 60,
         },
         "settle": {
-            "queue_id": 1, "ids": leased, "tokens": [2] * 10, "endings": ["succeeded", "failed"] * 5,
-            "statuses": ["completed", "pending"] * 5, "delays": [0] * 10, "results": [None] * 10,
-            "error_types": [None] * 10, "errors": [None] * 10, "tracebacks": [None] * 10,
+            "queue_id": 1, "outcomes": outcomes,
+        },
+        "turn": {
+            **LANES, "queue_id": 1, "slots": 10, "worker_id": uuid.UUID(int=1), "lease_seconds": 60,
+            "aging_seconds": 60, "outcomes": outcomes,
         },
         "extend": {"queue_id": 1, "ids": leased, "tokens": [2] * 10, "lease_seconds": 60},
         "recover": {"queue_id": 1, "after": "now", "max_rows": 10},

@@ -90,7 +90,7 @@ def _settle(ending: Ending, status: Status, *, token: int = 0, queue: int = 0) -
     async def settle(bench: Bench, case: Case) -> bool:
         lease = case.lease or Lease(
             id=case.id, queue_id=case.queue_id, queue="", token=1, type="work", priority=0, payload=b"", attempt=1,
-            max_attempts=3, timeout_seconds=None, run_at=datetime.now(UTC), locked_until=datetime.now(UTC),
+            max_attempts=3, timeout_seconds=None, run_at=datetime.now(UTC),
             request_id=None,
         )  # fmt: skip
         written = ended(lease, ending, status, result=b'"done"' if ending is Ending.SUCCEEDED else None)

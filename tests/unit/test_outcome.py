@@ -34,7 +34,7 @@ def lease(*, attempt: int = 1, max_attempts: int = 3) -> Lease:
     now = datetime.now(UTC)
     return Lease(
         id=new_id(), queue_id=7, queue="q", token=41, type="work", priority=0, payload=b"{}", attempt=attempt,
-        max_attempts=max_attempts, timeout_seconds=None, run_at=now, locked_until=now, request_id=None,
+        max_attempts=max_attempts, timeout_seconds=None, run_at=now, request_id=None,
     )  # fmt: skip
 
 

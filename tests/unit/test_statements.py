@@ -38,7 +38,8 @@ def test_there_are_statements() -> None:
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_a_statement_loads_for_any_schema(name: str, schema: str) -> None:
     statement = statements.load(name, schema)
-    original = without_comments(source(name))
+    fused = ["settle", "claim", name] if name == "turn" else [name]
+    original = "".join(without_comments(source(part)) for part in fused)
     quoted = '"' + schema.replace('"', '""') + '"'
     assert statement.text.count(f"{quoted}.") == original.count("fencepost.")
     assert "fencepost." not in statement.text.replace('"fencepost".', "")
@@ -47,6 +48,17 @@ def test_a_statement_loads_for_any_schema(name: str, schema: str) -> None:
     numbers = {int(number) for number in re.findall(r"\$(\d+)", statement.text)}
     assert numbers == set(range(1, len(statement.parameters) + 1))
     assert len(set(statement.parameters)) == len(statement.parameters)
+
+
+def test_two_statements_are_fused_as_they_are() -> None:
+    """What settles and what claims is said once; a name that both use would not load."""
+    fused = statements.load("turn", "s")
+    for part in ("settle", "claim"):
+        single = statements.load(part, "s")
+        assert set(single.parameters) <= set(fused.parameters)
+    assert fused.text.count("with ") == 1
+    names = re.findall(r"^(\w+) as (?:materialized )?\(", fused.text.replace("with ", ""), re.M)
+    assert len(names) == len(set(names)) > 10
 
 
 @pytest.mark.parametrize("name", NAMES)

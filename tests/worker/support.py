@@ -75,7 +75,6 @@ def make_lease(**fields: Any) -> Lease:
         "max_attempts": 3,
         "timeout_seconds": None,
         "run_at": datetime.now(UTC),
-        "locked_until": datetime.now(UTC),
         "request_id": None,
     }
     return Lease(**{**values, **fields})
@@ -279,6 +278,14 @@ class Claims:
             self.made.append((queue_id, slots, answer))
             return answer
 
+        turn = store.turn
+
+        async def spy_turn(queue_id: int, outcomes: Any, *, slots: int, **rest: Any) -> Any:
+            statuses, answer = await turn(queue_id, outcomes, slots=slots, **rest)
+            self.made.append((queue_id, slots, answer))
+            return statuses, answer
+
+        store.turn = spy_turn  # type: ignore[method-assign]
         store.claim = spy  # type: ignore[method-assign]
 
     @property

@@ -15,6 +15,7 @@ from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.workers import Claim, DueQueue, LaneScan, Snapshot
 from fencepost.worker.dispatcher import Dispatcher
+from fencepost.worker.settler import Settler
 
 from .support import make_lease, wait_until, within
 
@@ -80,6 +81,8 @@ class Desk:
         self.taken: list[Lease] = []
         self.dispatcher = Dispatcher(
             store,  # type: ignore[arg-type]
+            settler=Settler(store, settled=lambda *_: None),  # type: ignore[arg-type]
+            slots=slots,
             free=lambda: self.slots - len(self.taken),
             slot_freed=self.slot_freed,
             hand_over=self.taken.extend,

@@ -135,5 +135,59 @@ def load_test(**options: Any) -> None:
     sys.exit(run(**options))
 
 
+@main.command()
+@click.argument("measures", nargs=-1, metavar="[MEASURE]...")
+@click.option("--jobs", type=click.IntRange(50, 100_000_000), default=50_000, show_default=True, help="How many.")
+@click.option("--slots", type=click.IntRange(1, 10_000), default=500, show_default=True, help="Slots of each worker.")
+@click.option(
+    "--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes of a drain."
+)
+@click.option(
+    "--payload-bytes", type=click.IntRange(0, 1 << 20), default=0, show_default=True, help="Added to a payload."
+)
+@click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Length of mixed and idle.")
+@click.option("--rate", type=click.FloatRange(1), default=3000.0, show_default=True, help="Jobs a second of mixed.")
+@click.option("--log-lines", is_flag=True, help="With the log lines of each attempt, as JSON to nowhere.")
+@click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs; medians are reported.")
+@click.option("--schema", help="Run in this schema of DATABASE_URL, instead of in a database of its own.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON on stdout.")
+def bench(
+    measures: tuple[str, ...], payload_bytes: int, repeat: int, schema: str | None, as_json: bool, **plan: Any
+) -> None:
+    """Measure how fast this is, here.
+
+    Runs in a database that it makes and drops, on the server of DATABASE_URL or an embedded one, with everything
+    on: durable commits, history, fencing. A --schema that holds anything is refused.
+
+    \b
+    Measures (all, unless some are named):
+      insert-one          for reference: one-row inserts that commit
+      enqueue-one         one call at a time
+      enqueue-concurrent  from 32 callers
+      enqueue-bulk        a thousand a call
+      drain               no-op jobs to the last settlement
+      drain-pinned        the same, with a snapshot held open elsewhere
+      serial              one slot, one job after the other
+      latency             from the enqueue to the handler's first line, 20 a second
+      mixed               a steady rate in and out
+      mixed-pinned        the same, with a snapshot held open elsewhere
+      idle                a worker with nothing to do
+
+    \b
+    Examples:
+      fencepost bench drain latency
+      fencepost bench drain-pinned --jobs 300000 --repeat 1 --json
+    """
+    from fencepost.cli.bench.command import KINDS
+    from fencepost.cli.bench.command import bench as run
+    from fencepost.cli.bench.plan import Plan
+
+    for name in measures:
+        if name not in KINDS:
+            raise click.BadParameter(f"{name!r} is no measure; there are {', '.join(KINDS)}", param_hint="MEASURE")
+    payload = b'{"n": 1, "text": "%s"}' % (b"x" * payload_bytes) if payload_bytes else b'{"n": 1}'
+    sys.exit(run(kinds=measures, plan=Plan(payload=payload, **plan), repeats=repeat, schema=schema, as_json=as_json))
+
+
 if __name__ == "__main__":
     main()

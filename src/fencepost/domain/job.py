@@ -150,7 +150,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The right to run one attempt at a job, until `locked_until` by the database's clock."""
+    """The right to run one attempt at a job, until the lease runs out by the database's clock."""
 
     id: UUID
     queue_id: int
@@ -163,5 +163,4 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int
     timeout_seconds: float | None
     run_at: datetime
-    locked_until: datetime
     request_id: str | None

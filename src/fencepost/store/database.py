@@ -80,6 +80,14 @@ class Querier(Protocol):
         ...
 
 
+class Connection(Querier, Protocol):
+    """One connection, held for several statements."""
+
+    async def execute(self, sql: str, *arguments: object) -> None:
+        """Run SQL text; with *arguments* for `$1`, `$2`, … it is prepared once and kept."""
+        ...
+
+
 class _Connection(asyncpg.Connection):
     def get_reset_query(self) -> str:
         # The sessions' settings are start-up parameters, so there is nothing to reset and a round trip to save.
@@ -95,6 +103,9 @@ class _Session:
         statement = statements.load(name, self._schema)
         rows: list[Row] = await self._connection.fetch(statement.text, *statement.arguments(values))
         return rows
+
+    async def execute(self, sql: str, *arguments: object) -> None:
+        await self._connection.execute(sql, *arguments)
 
 
 class Database:
@@ -173,6 +184,12 @@ class Database:
         """Several statements in one transaction; with *snapshot*, all reading the same state."""
         options = {"isolation": "repeatable_read", "readonly": True} if snapshot else {}
         async with self._acquire() as connection, connection.transaction(**options):
+            yield _Session(connection, self.schema)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """One connection, where every statement commits by itself; end what you begin before giving it back."""
+        async with self._acquire() as connection:
             yield _Session(connection, self.schema)
 
     async def execute(self, sql: str) -> None:

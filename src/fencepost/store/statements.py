@@ -5,6 +5,9 @@ A file is written to be read and run in psql: objects are qualified with `fencep
 parameters are `:named`. Two rewrites make it a statement: that qualifier becomes the
 schema's real name, and each parameter becomes `$n`.
 
+A file whose head says `-- fuse settle claim` is those two statements put together,
+with its own select to tell the first one's answer; each file still says one thing.
+
 `fencepost.` means the schema wherever it stands outside a comment. A test holds the
 files to that, so the rewrite can't hit anything else.
 """
@@ -24,6 +27,7 @@ SCHEMA_BYTES = 50
 
 _COMMENT = re.compile(r"--[^\n]*")
 _QUALIFIER = re.compile(r"\bfencepost\.")
+_FUSE = re.compile(r"^-- fuse (\w+) (\w+)$", re.M)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
@@ -65,7 +69,10 @@ def qualify(sql: str, schema: str) -> str:
 @cache
 def load(name: str, schema: str) -> Statement:
     """Read `sql/<name>.sql` for *schema*."""
-    source = files("fencepost.store").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
+    source = _read(name)
+    fused = _FUSE.search(source)
+    if fused:
+        source = _fuse(_read(fused[1]), _read(fused[2]), source)
     parameters: list[str] = []
 
     def number(match: re.Match[str]) -> str:
@@ -75,3 +82,22 @@ def load(name: str, schema: str) -> Statement:
 
     text = _PARAMETER.sub(number, _COMMENT.sub("", source))
     return Statement(name=name, text=qualify(text, schema).strip(), parameters=tuple(parameters))
+
+
+def _read(name: str) -> str:
+    return files("fencepost.store").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
+
+
+def _fuse(first: str, second: str, answer: str) -> str:
+    """
+    Make one statement of two, the first one's answer being the relation `settled` to the select in *answer*.
+
+    Both are `with` statements whose names differ, and whose own select is the first that isn't indented.
+    """
+    (first_parts, first_select), (second_parts, second_select) = (
+        _COMMENT.sub("", text).strip().split("\nselect", 1) for text in (first, second)
+    )
+    return (
+        f"{first_parts},\nsettled as materialized (\nselect{first_select}\n),\n"
+        f"{second_parts.removeprefix('with ')}\nselect{second_select}\nunion all\n{_COMMENT.sub('', answer).strip()}\n"
+    )

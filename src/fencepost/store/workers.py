@@ -9,8 +9,8 @@ from uuid import UUID
 import msgspec
 
 from fencepost.domain.job import Lease, Status
-from fencepost.domain.outcome import Outcome
-from fencepost.store.database import Database
+from fencepost.domain.outcome import Ending, Outcome
+from fencepost.store.database import Database, Row
 from fencepost.store.migrate import PARTITIONS_AHEAD
 
 
@@ -131,43 +131,34 @@ class WorkerStore:
             aging_seconds=aging_seconds,
             **_cursor_arrays(cursors),
         )
-        lanes, leases, snapshot, seen_at, transaction = [], [], None, None, 0
-        for row in rows:
-            if row["id"] is None:
-                snapshot, seen_at, transaction = row["snapshot"], row["seen_at"], row["transaction"]
-                lanes.append(
-                    LaneScan(
-                        priority=row["priority"],
-                        wanted=row["wanted"],
-                        rest=None if row["rest_id"] is None else Position(row["rest_run_at"], row["rest_id"]),
-                        next_run_at=row["run_at"],
-                    )
-                )
-            else:
-                leases.append(
-                    Lease(
-                        id=row["id"],
-                        queue_id=queue_id,
-                        queue=queue,
-                        token=row["token"],
-                        type=row["type"],
-                        priority=row["priority"],
-                        payload=row["payload"],
-                        attempt=row["attempt"],
-                        max_attempts=row["max_attempts"],
-                        timeout_seconds=row["timeout_seconds"],
-                        run_at=row["run_at"],
-                        locked_until=row["locked_until"],
-                        request_id=row["request_id"],
-                    )
-                )
-        return Claim(
-            leases=leases,
-            lanes=lanes,
-            seen_at=seen_at,
-            snapshot=None if snapshot is None else Snapshot.parse(snapshot),
-            transaction=transaction,
+        return _claim(rows, queue_id, queue)
+
+    async def turn(
+        self,
+        queue_id: int,
+        outcomes: Sequence[Outcome],
+        *,
+        slots: int,
+        cursors: dict[int, Position],
+        lease_seconds: float,
+        aging_seconds: float,
+    ) -> tuple[dict[tuple[UUID, int], Status], Claim]:
+        """Settle and claim in one statement: `settle` and `claim` at once, both applied or neither."""
+        queue = await self._queue_name(queue_id)
+        rows = await self.database.fetch(
+            "turn",
+            queue_id=queue_id,
+            slots=slots,
+            worker_id=self.worker_id,
+            lease_seconds=lease_seconds,
+            aging_seconds=aging_seconds,
+            **_cursor_arrays(cursors),
+            outcomes=_endings(outcomes),
         )
+        settled = [row for row in rows if row["id"] is not None and row["attempt"] is None]
+        claimed = [row for row in rows if row["id"] is None or row["attempt"] is not None]
+        statuses = {(row["id"], row["token"]): Status(row["type"]) for row in settled}
+        return statuses, _claim(claimed, queue_id, queue)
 
     async def _queue_name(self, queue_id: int) -> str:
         """A queue's name, which never changes."""
@@ -184,19 +175,7 @@ class WorkerStore:
         Returns where each job went, by (id, token). An attempt that is missing had lost
         its lease: nothing was written for it. *outcomes* must not name an attempt twice.
         """
-        rows = await self.database.fetch(
-            "settle",
-            queue_id=queue_id,
-            ids=[outcome.id for outcome in outcomes],
-            tokens=[outcome.token for outcome in outcomes],
-            endings=[outcome.ending.value for outcome in outcomes],
-            statuses=[outcome.status.value for outcome in outcomes],
-            delays=[outcome.delay_seconds for outcome in outcomes],
-            results=[outcome.result for outcome in outcomes],
-            error_types=[outcome.error_type for outcome in outcomes],
-            errors=[outcome.error for outcome in outcomes],
-            tracebacks=[outcome.traceback for outcome in outcomes],
-        )
+        rows = await self.database.fetch("settle", queue_id=queue_id, outcomes=_endings(outcomes))
         return {(row["id"], row["token"]): Status(row["status"]) for row in rows}
 
     async def extend(self, queue_id: int, held: Sequence[tuple[UUID, int]], *, lease_seconds: float) -> list[Extension]:
@@ -280,3 +259,79 @@ def _cursor_arrays(cursors: dict[int, Position]) -> dict[str, object]:
         "lane_run_at": [position.run_at for position in cursors.values()],
         "lane_ids": [position.id for position in cursors.values()],
     }
+
+
+class _Ending(msgspec.Struct, omit_defaults=True):
+    """An outcome as `settle.sql` reads it: a plain success is its id and token."""
+
+    id: UUID
+    token: int
+    ending: str = "succeeded"
+    status: str = "completed"
+    delay_seconds: float = 0.0
+    result: msgspec.Raw | None = None
+    error_type: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+
+
+def _endings(outcomes: Sequence[Outcome]) -> bytes:
+    return msgspec.json.encode([_ending(outcome) for outcome in outcomes])
+
+
+def _ending(outcome: Outcome) -> _Ending:
+    if outcome.ending is Ending.SUCCEEDED:
+        result = None if outcome.result is None else msgspec.Raw(outcome.result)
+        return _Ending(outcome.id, outcome.token, result=result)
+    return _Ending(
+        id=outcome.id,
+        token=outcome.token,
+        ending=outcome.ending.value,
+        status=outcome.status.value,
+        delay_seconds=outcome.delay_seconds,
+        error_type=outcome.error_type,
+        error=outcome.error,
+        traceback=outcome.traceback,
+    )
+
+
+def _claim(rows: Sequence[Row], queue_id: int, queue: str) -> Claim:
+    """Read the rows of `claim.sql`: those of lanes have no id."""
+    lanes, leases, snapshot, seen_at, transaction = [], [], None, None, 0
+    for row in rows:
+        if row["id"] is not None:
+            leases.append(_lease(row, queue_id, queue))
+            continue
+        snapshot, seen_at, transaction = row["snapshot"], row["seen_at"], row["transaction"]
+        lanes.append(
+            LaneScan(
+                priority=row["priority"],
+                wanted=row["wanted"],
+                rest=None if row["rest_id"] is None else Position(row["rest_run_at"], row["rest_id"]),
+                next_run_at=row["run_at"],
+            )
+        )
+    return Claim(
+        leases=leases,
+        lanes=lanes,
+        seen_at=seen_at,
+        snapshot=None if snapshot is None else Snapshot.parse(snapshot),
+        transaction=transaction,
+    )
+
+
+def _lease(row: Row, queue_id: int, queue: str) -> Lease:
+    return Lease(
+        id=row["id"],
+        queue_id=queue_id,
+        queue=queue,
+        token=row["token"],
+        type=row["type"],
+        priority=row["priority"],
+        payload=row["payload"],
+        attempt=row["attempt"],
+        max_attempts=row["max_attempts"],
+        timeout_seconds=row["timeout_seconds"],
+        run_at=row["run_at"],
+        request_id=row["request_id"],
+    )

@@ -22,22 +22,42 @@ class Attempt:
     lost lease overrides whatever came before: nothing may be written any more.
     """
 
-    __slots__ = ("abandoned", "ended_at", "interruption", "lease", "started_at", "task", "timer")
+    __slots__ = (
+        "abandoned",
+        "asked_at",
+        "deadline",
+        "ended_at",
+        "grace",
+        "interruption",
+        "key",
+        "lease",
+        "renew_at",
+        "started_at",
+        "stop_renewing_at",
+        "task",
+        "valid_until",
+    )
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
+        self.key: Key = (lease.id, lease.token)
+        """What names this attempt and no other."""
         self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+        self.grace: asyncio.TimerHandle | None = None
+        """Ends the patience with a handler that was interrupted."""
         self.interruption: Ending | None = None
         self.abandoned = False
         """Its outcome was decided while its handler still runs, because the handler won't stop."""
         self.started_at = time.monotonic()
         self.ended_at: float | None = None
-
-    @property
-    def key(self) -> Key:
-        """What names this attempt and no other."""
-        return self.lease.id, self.lease.token
+        self.deadline = 0.0
+        """When its time is up."""
+        # The lease's upkeep; leases.py sets and reads these.
+        self.renew_at = 0.0
+        self.valid_until = 0.0
+        self.stop_renewing_at = 0.0
+        self.asked_at: float | None = None
+        """Since when a renewal has been asked for that wasn't answered."""
 
     def end(self) -> None:
         """From now on it can't be interrupted any more; only its outcome is still to be written."""

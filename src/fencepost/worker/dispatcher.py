@@ -19,6 +19,7 @@ from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.workers import Claim, WorkerStore
 from fencepost.worker.cursors import Cursors, Starts
+from fencepost.worker.settler import Settler
 
 log = logging.getLogger("fencepost.worker")
 
@@ -26,6 +27,8 @@ BLIND_LOOK_SECONDS = 60.0
 """How often lanes are looked at from their beginning, for a clock that was set back."""
 CONTENDED_SECONDS = 0.005
 """When a claim saw more due jobs than it got, others were taking them: how long until the next try."""
+SPLIT_SLOTS = 32
+"""Up to as many slots are filled by one claim; it isn't worth a second."""
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -33,7 +36,9 @@ class Dispatcher:
     """
     Feeds one process's slots.
 
-    *free* says how many jobs may start now; *slot_freed* is set when that has grown.
+    Outcomes that wait in *settler* travel along with claims of their queue.
+    *slots* is how many jobs run at the most; *free* says how many may start now;
+    *slot_freed* is set when that has grown.
     *hand_over* starts leases. `wake` may be called at any time, from the loop's thread.
     """
 
@@ -41,6 +46,8 @@ class Dispatcher:
         self,
         store: WorkerStore,
         *,
+        settler: Settler,
+        slots: int,
         free: Callable[[], int],
         slot_freed: asyncio.Event,
         hand_over: Callable[[list[Lease]], None],
@@ -49,6 +56,9 @@ class Dispatcher:
         poll_seconds: float,
     ) -> None:
         self._store = store
+        self._settler = settler
+        # Two claims fill a large pool: while handlers of one run, the server works on the other.
+        self._most = max(SPLIT_SLOTS, (slots + 1) // 2)
         self._free = free
         self._slot_freed = slot_freed
         self._hand_over = hand_over
@@ -160,17 +170,11 @@ class Dispatcher:
         self._due_at[queue_id] = min(at, self._due_at.get(queue_id, at))
 
     async def _claim(self, queue_id: int) -> None:
-        slots = max(1, self._free() // len(self._ready))
+        slots = max(1, min(self._free() // len(self._ready), self._most))
         del self._ready[queue_id]
         cursors = self._cursors.setdefault(queue_id, Cursors())
         starts = cursors.starts()
-        claim = await self._store.claim(
-            queue_id,
-            slots=slots,
-            cursors=starts,
-            lease_seconds=self._lease_seconds,
-            aging_seconds=self._aging_seconds,
-        )
+        claim = await self._take_turn(queue_id, slots, starts)
         if claim.leases:
             self._hand_over(self._in_order(claim))
         again = cursors.claimed(starts, claim)
@@ -183,6 +187,28 @@ class Dispatcher:
         for lane in claim.lanes:
             if lane.next_run_at is not None and claim.seen_at is not None:
                 self._plan(queue_id, (lane.next_run_at - claim.seen_at).total_seconds())
+
+    async def _take_turn(self, queue_id: int, slots: int, starts: Starts) -> Claim:
+        """Claim; and when outcomes of the queue are waiting to be written, write them in the same statement."""
+        how = {"lease_seconds": self._lease_seconds, "aging_seconds": self._aging_seconds}
+        batch = self._settler.take(queue_id)
+        if batch:
+            try:
+                outcomes = [outcome for _, outcome in batch]
+                statuses, claim = await self._store.turn(queue_id, outcomes, slots=slots, cursors=starts, **how)
+            except Exception as error:
+                self._settler.give_back(queue_id, batch)
+                if isinstance(error, DatabaseUnavailable):
+                    raise
+                # One of them is refused; the settler finds out which, while the claim goes on without them.
+                log.warning("outcomes were refused along with a claim", extra={"reason": str(error)})
+            except BaseException:
+                self._settler.give_back(queue_id, batch)
+                raise
+            else:
+                self._settler.report(batch, statuses)
+                return claim
+        return await self._store.claim(queue_id, slots=slots, cursors=starts, **how)
 
     def _in_order(self, claim: Claim) -> list[Lease]:
         """The most urgent first, as claim.sql merges the lanes."""

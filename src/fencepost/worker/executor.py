@@ -12,7 +12,9 @@ import asyncio
 import contextvars
 import inspect
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,6 +66,8 @@ class Executor:
         self.running: dict[tuple[object, int], Attempt] = {}
         """Attempts whose handler hasn't returned, by key."""
         self.slot_freed = asyncio.Event()
+        self._check: asyncio.TimerHandle | None = None
+        self._next_check = math.inf
 
     @property
     def free(self) -> int:
@@ -89,9 +93,32 @@ class Executor:
                     "request_id": lease.request_id,
                 },
             )
-        loop = asyncio.get_running_loop()
-        attempt.task = loop.create_task(self._run(attempt))
-        attempt.timer = loop.call_later(self.timeout_of(lease), self.interrupt, attempt, Ending.TIMED_OUT)
+        attempt.deadline = attempt.started_at + self.timeout_of(lease)
+        attempt.task = asyncio.get_running_loop().create_task(self._run(attempt))
+        if attempt.deadline < self._next_check:
+            self._check_at(attempt.deadline)
+
+    def _check_at(self, deadline: float) -> None:
+        """
+        Look for attempts whose time is up, at that moment of the monotonic clock.
+
+        One timer for all: one a job would cost more than most jobs' bookkeeping together.
+        """
+        if self._check is not None:
+            self._check.cancel()
+        self._next_check = deadline
+        delay = max(0.0, deadline - time.monotonic())
+        self._check = asyncio.get_running_loop().call_later(delay, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        for attempt in list(self.running.values()):
+            if attempt.deadline <= now:
+                self.interrupt(attempt, Ending.TIMED_OUT)
+        self._check, self._next_check = None, math.inf
+        waiting = [attempt.deadline for attempt in self.running.values() if attempt.deadline > now]
+        if waiting:
+            self._check_at(min(waiting))
 
     def interrupt(self, attempt: Attempt, ending: Ending) -> None:
         """
@@ -111,13 +138,11 @@ class Executor:
                 self.abandon(attempt)
             return
         assert attempt.task is not None
-        assert attempt.timer is not None
         loop = asyncio.get_running_loop()
         # Not before its first step: a task that is cancelled before that never runs, and so would never end here.
         loop.call_soon(attempt.task.cancel)
         if ending is not Ending.RELEASED:
-            attempt.timer.cancel()
-            attempt.timer = loop.call_later(GRACE_SECONDS, self.abandon, attempt)
+            attempt.grace = loop.call_later(GRACE_SECONDS, self.abandon, attempt)
 
     def abandon(self, attempt: Attempt) -> None:
         """Decide the outcome of an interrupted attempt whose handler won't stop."""
@@ -143,8 +168,8 @@ class Executor:
         except BaseException as error:
             log.exception("fault while running a job", extra={"job_id": str(attempt.lease.id)})
             result = outcome.failed(attempt.lease, error, self._backoff)
-        if attempt.timer is not None:
-            attempt.timer.cancel()
+        if attempt.grace is not None:
+            attempt.grace.cancel()
         attempt.end()
         if attempt.abandoned:
             self._events.stuck(-1)

@@ -32,19 +32,6 @@ SHORTEST_RENEWAL_SECONDS = 1.0
 """A renewal that takes longer than this, and than a third of a lease, is tried again on another connection."""
 
 
-class _Held:
-    __slots__ = ("asked_at", "attempt", "queue_id", "renew_at", "stop_at", "valid_until")
-
-    def __init__(self, attempt: Attempt, *, now: float, lease_seconds: float, limit_seconds: float) -> None:
-        self.attempt = attempt
-        self.queue_id = attempt.lease.queue_id
-        self.renew_at = now + lease_seconds / 3
-        self.valid_until = now + lease_seconds
-        self.stop_at = now + limit_seconds
-        self.asked_at: float | None = None
-        """Since when a renewal has been asked for that wasn't answered."""
-
-
 class LeaseKeeper:
     """
     Renews what `hold` was called for, until `drop`.
@@ -63,8 +50,8 @@ class LeaseKeeper:
         self._open_store = open_store
         self._lease_seconds = lease_seconds
         self._interrupt = interrupt
-        self._held: dict[Key, _Held] = {}
-        self._lock = threading.Lock()
+        self._held: dict[Key, Attempt] = {}
+        """Two threads use it; single operations on a dict need no lock."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="fencepost-leases", daemon=True)
@@ -88,14 +75,14 @@ class LeaseKeeper:
         The limit is for a handler that blocks its loop for good: its timeout can't fire,
         so the lease must run out for the job to go on elsewhere.
         """
-        held = _Held(attempt, now=time.monotonic(), lease_seconds=self._lease_seconds, limit_seconds=limit_seconds)
-        with self._lock:
-            self._held[attempt.key] = held
+        attempt.renew_at = attempt.started_at + self._lease_seconds / 3
+        attempt.valid_until = attempt.started_at + self._lease_seconds
+        attempt.stop_renewing_at = attempt.started_at + limit_seconds
+        self._held[attempt.key] = attempt
 
     def drop(self, attempt: Attempt) -> None:
         """Its outcome is written, or there is nothing to write."""
-        with self._lock:
-            self._held.pop(attempt.key, None)
+        self._held.pop(attempt.key, None)
 
     def _main(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop or asyncio.new_event_loop()) as runner:
@@ -121,11 +108,11 @@ class LeaseKeeper:
 
     async def _renew_due(self, store: WorkerStore) -> None:
         now = time.monotonic()
-        due: dict[int, list[_Held]] = defaultdict(list)
+        due: dict[int, list[Attempt]] = defaultdict(list)
         for held in self._list():
             if now >= held.renew_at:
                 held.asked_at = held.asked_at or now
-                due[held.queue_id].append(held)
+                due[held.lease.queue_id].append(held)
         for queue_id, batch in due.items():
             try:
                 # So that a silent connection is replaced while the lease still lasts.
@@ -139,16 +126,16 @@ class LeaseKeeper:
             except Exception:
                 log.exception("fault while renewing leases")
 
-    async def _renew(self, store: WorkerStore, queue_id: int, batch: list[_Held]) -> None:
+    async def _renew(self, store: WorkerStore, queue_id: int, batch: list[Attempt]) -> None:
         asked_at = time.monotonic()
         held_still: dict[Key, Extension] = {
             (extension.id, extension.token): extension
             for extension in await store.extend(
-                queue_id, [held.attempt.key for held in batch], lease_seconds=self._lease_seconds
+                queue_id, [held.key for held in batch], lease_seconds=self._lease_seconds
             )
         }
         for held in batch:
-            extension = held_still.get(held.attempt.key)
+            extension = held_still.get(held.key)
             if extension is None:
                 if self._is_held(held):
                     self._give_up(held, "lease lost; the job may be someone else's by now")
@@ -157,7 +144,7 @@ class LeaseKeeper:
             held.renew_at = asked_at + self._lease_seconds / 3
             held.valid_until = asked_at + self._lease_seconds
             if extension.cancel_requested:
-                self._interrupt(held.attempt, Ending.CANCELLED)
+                self._interrupt(held, Ending.CANCELLED)
 
     def _give_up_expired(self) -> None:
         now = time.monotonic()
@@ -166,28 +153,31 @@ class LeaseKeeper:
             unanswered = held.asked_at is not None and now >= held.asked_at + self._lease_seconds / 3
             if now >= held.valid_until and unanswered:
                 self._give_up(held, "lease could not be renewed in time; the handler is stopped")
-            elif now >= held.stop_at and held.attempt.ended_at is None:
+            elif now >= held.stop_renewing_at and held.ended_at is None:
                 self._give_up(held, "handler blocks its event loop past its timeout; its lease is no longer renewed")
 
-    def _give_up(self, held: _Held, message: str) -> None:
-        self.drop(held.attempt)
-        if held.attempt.ended_at is not None or held.attempt.abandoned:
+    def _give_up(self, held: Attempt, message: str) -> None:
+        self.drop(held)
+        if held.ended_at is not None or held.abandoned:
             # Nothing is left to stop; the settlement will tell whose the job is.
             return
         log.warning(
             message,
             extra={
-                "job_id": str(held.attempt.lease.id),
-                "job_type": held.attempt.lease.type,
-                "attempt": held.attempt.lease.attempt,
+                "job_id": str(held.lease.id),
+                "job_type": held.lease.type,
+                "attempt": held.lease.attempt,
             },
         )
-        self._interrupt(held.attempt, Ending.LOST)
+        self._interrupt(held, Ending.LOST)
 
-    def _list(self) -> list[_Held]:
-        with self._lock:
-            return list(self._held.values())
+    def _list(self) -> list[Attempt]:
+        while True:
+            try:
+                return list(self._held.values())
+            except RuntimeError:
+                # It changed size meanwhile: the other thread was quicker.
+                continue
 
-    def _is_held(self, held: _Held) -> bool:
-        with self._lock:
-            return self._held.get(held.attempt.key) is held
+    def _is_held(self, attempt: Attempt) -> bool:
+        return self._held.get(attempt.key) is attempt

@@ -28,6 +28,10 @@ BATCH = 500
 _LONGEST_PAUSE_SECONDS = 2.0
 
 
+Ended = tuple[Attempt, Outcome]
+"""An attempt and how it ended."""
+
+
 class SettlingStore(Protocol):
     """What the settler needs of the store."""
 
@@ -47,25 +51,50 @@ class Settler:
     def __init__(self, store: SettlingStore, *, settled: Callable[[Attempt, Outcome, Status | None], None]) -> None:
         self._store = store
         self._settled = settled
-        self._waiting: dict[int, list[tuple[Attempt, Outcome]]] = {}
+        self._waiting: dict[int, list[Ended]] = {}
+        self._unwritten = 0
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def put(self, attempt: Attempt, outcome: Outcome) -> None:
         """Hand over an outcome; it is written as soon as can be."""
-        self._waiting.setdefault(outcome.queue_id, []).append((attempt, outcome))
+        self._unwritten += 1
         self._idle.clear()
+        self._waiting.setdefault(outcome.queue_id, []).append((attempt, outcome))
         self._arrived.set()
+
+    def take(self, queue_id: int) -> list[Ended]:
+        """Take a batch to be written by the caller, who then owes a `report` or a `give_back`."""
+        waiting = self._waiting.pop(queue_id, [])
+        if len(waiting) > BATCH:
+            # To the end of the line, so that a busy queue can't hold up the others.
+            self._waiting[queue_id] = waiting[BATCH:]
+        return waiting[:BATCH]
+
+    def give_back(self, queue_id: int, batch: list[Ended]) -> None:
+        """It could not be written, or not like this."""
+        if batch:
+            self._waiting[queue_id] = batch + self._waiting.get(queue_id, [])
+            self._arrived.set()
+
+    def report(self, batch: list[Ended], statuses: dict[tuple[UUID, int], Status]) -> None:
+        """It was written; *statuses* is what `SettlingStore.settle` answered."""
+        for attempt, outcome in batch:
+            self._settled(attempt, outcome, statuses.get((outcome.id, outcome.token)))
+        self._unwritten -= len(batch)
+        if not self._unwritten:
+            self._idle.set()
 
     async def run(self) -> None:
         """Write until cancelled. Survives every database error."""
         failures = 0
         while True:
             if not self._waiting:
-                self._idle.set()
                 self._arrived.clear()
                 await self._arrived.wait()
+                # The slot that an outcome frees may bring a claim in this very moment, which then takes it along.
+                await asyncio.sleep(0)
             try:
                 await self._write_next()
                 failures = 0
@@ -80,26 +109,32 @@ class Settler:
         await self._idle.wait()
 
     async def _write_next(self) -> None:
-        queue_id, waiting = next(iter(self._waiting.items()))
-        batch = waiting[:BATCH]
+        if not self._waiting:
+            return
+        queue_id = next(iter(self._waiting))
+        batch = self.take(queue_id)
         try:
-            self._report(batch, await self._store.settle(queue_id, [outcome for _, outcome in batch]))
-            del waiting[: len(batch)]
+            statuses = await self._store.settle(queue_id, [outcome for _, outcome in batch])
         except DatabaseUnavailable:
+            self.give_back(queue_id, batch)
             raise
         except Exception:
             log.exception("a batch of outcomes was refused; writing them one by one")
-            for attempt, outcome in batch:
+            await self._write_each(queue_id, batch)
+        else:
+            self.report(batch, statuses)
+
+    async def _write_each(self, queue_id: int, batch: list[Ended]) -> None:
+        for done, (attempt, outcome) in enumerate(batch):
+            try:
                 await self._write_alone(queue_id, attempt, outcome)
-                del waiting[0]
-        # To the end of the line, so that a busy queue can't hold up the others.
-        del self._waiting[queue_id]
-        if waiting:
-            self._waiting[queue_id] = waiting
+            except DatabaseUnavailable:
+                self.give_back(queue_id, batch[done:])
+                raise
 
     async def _write_alone(self, queue_id: int, attempt: Attempt, outcome: Outcome) -> None:
         try:
-            self._report([(attempt, outcome)], await self._store.settle(queue_id, [outcome]))
+            self.report([(attempt, outcome)], await self._store.settle(queue_id, [outcome]))
         except DatabaseUnavailable:
             raise
         except Exception:
@@ -122,11 +157,7 @@ class Settler:
         except Exception:
             log.exception("an outcome can't be written; its lease will expire", extra={"job_id": str(outcome.id)})
             statuses = {}
-        self._report([(attempt, bare)], statuses)
-
-    def _report(self, batch: list[tuple[Attempt, Outcome]], statuses: dict[tuple[UUID, int], Status]) -> None:
-        for attempt, outcome in batch:
-            self._settled(attempt, outcome, statuses.get((outcome.id, outcome.token)))
+        self.report([(attempt, bare)], statuses)
 
 
 def is_retry(outcome: Outcome, status: Status | None) -> bool:

@@ -69,6 +69,8 @@ class Worker:
         )
         self._dispatcher = Dispatcher(
             self._store,
+            settler=self._settler,
+            slots=settings.workers,
             free=lambda: self._executor.free,
             slot_freed=self._executor.slot_freed,
             hand_over=self._begin,

@@ -116,14 +116,14 @@ select null::uuid as id, share.priority, share.wanted, rest.run_at as rest_run_a
        cast(pg_current_snapshot() as text) as snapshot, now() as seen_at,
        -- Taken even by a claim that finds nothing: the next one's snapshot then knows all that began before this.
        cast(cast(pg_current_xact_id() as text) as bigint) as transaction,
-       null::smallint as attempt, null::bigint as token, null::timestamptz as locked_until,
+       null::smallint as attempt, null::bigint as token,
        null::text as type, null::jsonb as payload, null::smallint as max_attempts, null::float8 as timeout_seconds,
        null::text as request_id
   from share
   left join rest on rest.priority = share.priority
 union all
 select k.id, k.priority, null, null, null, k.run_at, null, null, null,
-       k.attempts + 1, k.token + 1, k.taken_at + make_interval(secs => cast(:lease_seconds as float8)),
+       k.attempts + 1, k.token + 1,
        j.type, j.payload, j.max_attempts, j.timeout_seconds, j.request_id
   from picked k
  cross join lateral (

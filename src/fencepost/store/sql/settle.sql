@@ -1,7 +1,8 @@
 -- Write how attempts ended, each under its lease token. One queue, any number of attempts.
 --
--- Parameters: arrays of equal length. status is where the job goes; 'pending' is back, due
---   after delay_seconds. ending is 'succeeded' or what attempts.outcome takes.
+-- Parameters: outcomes, a jsonb array of objects as in the record below. status is where the job
+--   goes; 'pending' is back, due after delay_seconds. ending is 'succeeded' or what attempts.outcome
+--   takes. What an object leaves out is null, or for a success 'succeeded' and 'completed'.
 -- Returns: a row for each attempt that still owned its job. One that is missing had lost its
 --   lease, and nothing was written for it.
 -- Index: leases' primary key. Locks: those leases, in the order of their ids, as extend.sql does;
@@ -18,18 +19,17 @@
 --     no row back, LeaseLost
 with input as materialized (
     select i.*
-      from unnest(
-               cast(:ids as uuid[]), cast(:tokens as bigint[]), cast(:endings as text[]), cast(:statuses as text[]),
-               cast(:delays as float8[]), cast(:results as jsonb[]), cast(:error_types as text[]),
-               cast(:errors as text[]), cast(:tracebacks as text[])
-           ) i (id, token, ending, status, delay_seconds, result, error_type, error, traceback)
+      from jsonb_to_recordset(cast(:outcomes as jsonb)) as i (
+               id uuid, token bigint, ending text, status text, delay_seconds float8, result jsonb, error_type text,
+               error text, traceback text
+           )
      order by i.id
 ),
 held as materialized (
-    select i.ending, i.delay_seconds, i.result, i.error_type, i.error, i.traceback, l.id, l.priority, l.attempt,
+    select coalesce(i.ending, 'succeeded') as ending, coalesce(i.delay_seconds, 0) as delay_seconds, i.result, i.error_type, i.error, i.traceback, l.id, l.priority, l.attempt,
            l.token, l.worker_id, l.started_at,
            case when i.status = 'pending' and l.cancel_requested_at is not null then 'cancelled'
-                else i.status end as status
+                else coalesce(i.status, 'completed') end as status
       from input i
      cross join lateral (
         select l.*
@@ -41,7 +41,7 @@ held as materialized (
            for update
      ) l
 ),
-gone as (
+let_go as (
     delete from fencepost.leases l
      where l.queue_id = cast(:queue_id as int)
        and l.id = any (array (select h.id from held h))
