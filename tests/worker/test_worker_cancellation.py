@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -60,7 +61,9 @@ async def test_a_running_handler_is_cancelled_promptly(bench: Bench) -> None:
     await wait_until(lambda: worker.running == 2 and worker._listener.is_connected, 3)
     asked_at = time.monotonic()
     assert await bench.jobs.cancel(job_id) is Status.PROCESSING
-    assert await bench.jobs.cancel(job_id) is Status.PROCESSING
+    # Asked again; unless it was so prompt that the job has ended by now.
+    with suppress(WrongStatus):
+        assert await bench.jobs.cancel(job_id) is Status.PROCESSING
     job = await bench.ended(job_id)
     assert time.monotonic() - asked_at < 1
     assert (job.status, job.attempts) == (Status.CANCELLED, 1)
