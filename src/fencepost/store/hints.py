@@ -21,7 +21,7 @@ from fencepost.store.database import Database
 
 Hint = str | None
 
-QUIET_SECONDS = 0.02
+QUIET_SECONDS = 0.005
 """The least time between two hints for one queue; so also the most that a hint can be late."""
 _MOST_QUEUES = 500
 """Queue ids a hint may carry: a payload has to stay under 8,000 bytes."""
