@@ -24,8 +24,9 @@ from fencepost.domain.context import Context
 from fencepost.domain.job import Lease
 from fencepost.errors import Permanent
 from fencepost.settings import Secret, Settings
+from fencepost.store.claims import Position
 from fencepost.store.queues import Queues
-from fencepost.store.workers import Position, WorkerStore
+from fencepost.store.workers import WorkerStore
 
 PATIENCE_SECONDS = 20.0
 JSON = {"content-type": "application/json"}

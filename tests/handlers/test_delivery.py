@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -333,30 +331,9 @@ async def test_resolving_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:prime256v1",
-                "-nodes",
-            ),
-            *("-days", "2", "-keyout", "key.pem", "-out", "cert.pem"),
-            *("-subj", "/CN=hooks.test", "-addext", "subjectAltName=DNS:hooks.test"),
-        ],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-    )
-    return folder
+def certificate() -> Path:
+    """A key and a self-signed certificate for hooks.test, good for a hundred years and for nothing but this."""
+    return Path(__file__).parent / "tls"
 
 
 def server_context(certificate: Path, names: list[str | None]) -> ssl.SSLContext:

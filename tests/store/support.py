@@ -13,7 +13,8 @@ import msgspec
 from fencepost.domain.ids import new_id
 from fencepost.domain.job import Lease, NewJob, Status
 from fencepost.domain.outcome import Ending, Outcome
-from fencepost.store.workers import Position, WorkerStore
+from fencepost.store.claims import Position
+from fencepost.store.workers import WorkerStore
 
 TABLES = ("jobs", "pending", "leases", "finished", "attempts", "idempotency_keys")
 """Everything that an operation on a job may touch."""

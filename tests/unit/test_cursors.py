@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from fencepost.domain.job import Lease
-from fencepost.store.workers import Claim, LaneScan, Position, Snapshot
+from fencepost.store.claims import Claim, LaneScan, Position, Snapshot
 from fencepost.worker.cursors import Cursors, Starts
 
 START = datetime(2030, 1, 1, tzinfo=UTC)

@@ -22,10 +22,11 @@ from fencepost.domain.job import Attempt as PastAttempt
 from fencepost.domain.job import Job, Lease, NewJob, Status
 from fencepost.domain.outcome import Ending
 from fencepost.settings import Settings
+from fencepost.store.claims import Claim
 from fencepost.store.database import Database
 from fencepost.store.jobs import Jobs, job_of_row
 from fencepost.store.queues import Queues
-from fencepost.store.workers import Claim, WorkerStore
+from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
 from fencepost.worker.worker import Worker
 

@@ -13,7 +13,7 @@ import pytest
 
 from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
-from fencepost.store.workers import Claim, DueQueue, LaneScan, Snapshot
+from fencepost.store.claims import Claim, DueQueue, LaneScan, Snapshot
 from fencepost.worker.dispatcher import Dispatcher
 from fencepost.worker.settler import Settler
 

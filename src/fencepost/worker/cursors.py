@@ -45,7 +45,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from fencepost.store.workers import Claim, Position, Snapshot
+from fencepost.store.claims import Claim, Position, Snapshot
 
 Starts = dict[int, Position]
 """Lane (priority) → where its scan begins. A lane that is missing is scanned from its beginning."""

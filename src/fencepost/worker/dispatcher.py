@@ -17,7 +17,8 @@ from contextlib import suppress
 
 from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
-from fencepost.store.workers import Claim, WorkerStore
+from fencepost.store.claims import Claim
+from fencepost.store.workers import WorkerStore
 from fencepost.worker.cursors import Cursors, Starts
 from fencepost.worker.settler import Settler
 

@@ -23,7 +23,8 @@ from contextlib import suppress
 
 from fencepost.domain.outcome import Ending
 from fencepost.errors import DatabaseUnavailable
-from fencepost.store.workers import Extension, WorkerStore
+from fencepost.store.claims import Extension
+from fencepost.store.workers import WorkerStore
 from fencepost.worker.attempt import Attempt, Key
 
 log = logging.getLogger("fencepost.worker")

@@ -14,7 +14,8 @@ from datetime import datetime
 import fencepost
 from fencepost.domain.job import Status
 from fencepost.errors import DatabaseUnavailable
-from fencepost.store.workers import Position, Recovery, WorkerStore
+from fencepost.store.claims import Position, Recovery
+from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
 from fencepost.worker.cursors import Cursors
 
