@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,17 @@ def test_decisions_are_all_in_the_index() -> None:
         title = page.read_text(encoding="utf-8").splitlines()[0]
         assert title.startswith(f"# {page.name[:4]} ")
         assert title[7:] in index
+
+
+def test_lock_file_knows_what_the_project_asks_for() -> None:
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    locked = next(one for one in tomllib.loads(read("uv.lock"))["package"] if one["name"] == "fencepost")
+    asked = {_name_and_version(one) for one in project["dependencies"]}
+    asked |= {_name_and_version(one) for extra in project["optional-dependencies"].values() for one in extra}
+    known = {(one["name"], one.get("specifier", "")) for one in locked["metadata"]["requires-dist"]}
+    assert asked == known, "run `uv lock`"
+
+
+def _name_and_version(requirement: str) -> tuple[str, str]:
+    name, version = re.match(r"([\w.-]+)([^;]*)", requirement).groups()  # type: ignore[union-attr]
+    return name, version.strip()
