@@ -76,6 +76,7 @@ def test_load_test_without_a_service_says_so() -> None:
         (["load-test", "--fail-rate", "2"], "--fail-rate"),
         (["load-test", "--duration", "soon"], "duration"),
         (["load-test", "--token-file", "/nowhere"], "--token-file"),
+        (["load-test", "--url", "localhost:8080"], "http://"),
         (["serve", "nowhere:app"], "nowhere:app"),
         (["serve", "os:path"], "not a Fencepost"),
         (["serve", "--workers", "-1"], "--workers"),

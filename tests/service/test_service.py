@@ -112,6 +112,7 @@ def test_port_in_use_is_said_in_a_sentence(database_url: str) -> None:
         ({"JOB_TIMEOUT": "fast"}, "JOB_TIMEOUT"),
         ({"API_TOKENS_FILE": "/nowhere"}, "API_TOKENS_FILE"),
         ({"SCHEMA": "x" * 51}, "SCHEMA"),
+        ({"DATABASE_URL": "foo"}, "DATABASE_URL"),
     ],
 )
 def test_settings_that_cannot_work_stop_the_start(environment: dict[str, str], words: str) -> None:

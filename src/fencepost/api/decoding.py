@@ -110,8 +110,8 @@ class BodyDecoder(Generic[_T]):
         if unknown := _UNKNOWN.fullmatch(message):
             name = _shown(unknown[1])
             close = difflib.get_close_matches(name, self._names, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            return InvalidJob(f"is not a field here; {hint}There are {', '.join(self._names)}", field=name)
+            hint = f"did you mean {close[0]}? There are" if close else "there are"
+            return InvalidJob(f"is not a field here; {hint} {', '.join(self._names)}", field=name)
         if missing := _MISSING.fullmatch(message):
             return InvalidJob("is missing, and there is no default for it", field=missing[1])
         said = _say(message)
@@ -137,7 +137,9 @@ def split_array(body: bytes) -> Iterator[bytes]:
         except RecursionError:
             raise InvalidJob(_TOO_DEEP, index=index) from None
         except json.JSONDecodeError as error:
-            raise InvalidJob(f"is not valid JSON: {error.msg} at character {error.pos}", index=index) from None
+            raise InvalidJob(
+                f"is not valid JSON: {error.msg.removesuffix(' at')} at character {error.pos}", index=index
+            ) from None
         yield text[position:end].encode()
         index += 1
         position = _skip(text, end)

@@ -49,6 +49,8 @@ def load_test(
         wait_seconds, patience_seconds = parse_duration(wait), parse_duration(patience)
     except ValueError as error:
         raise InvalidSettings(str(error)) from None
+    if not url.startswith(("http://", "https://")):
+        raise InvalidSettings(f"--url must begin with http:// or https://, not {url[:60]!r}")
     token = _token(token_file)
     plan = Plan(jobs=jobs, fail_rate=fail_rate, max_attempts=max_attempts, duration=duration)
     client = Client(url, token, clients, patience_seconds=patience_seconds)

@@ -117,7 +117,7 @@ def check_queue(name: str) -> None:
 
 def parse_key(text: str) -> str:
     """
-    Read an idempotency key: 1 to 255 visible ASCII characters.
+    Read an idempotency key: 1 to 255 printable ASCII characters.
 
     The quoted form of the header's draft (a Structured Field string) and the bare form
     are the same key. Raises InvalidJob.
@@ -126,7 +126,7 @@ def parse_key(text: str) -> str:
         text = re.sub(r'\\(["\\])', r"\1", text[1:-1])
     if len(text) > Limits.KEY_BYTES or not _KEY.fullmatch(text):
         raise InvalidJob(
-            f"must be 1 to {Limits.KEY_BYTES} visible ASCII characters, not {_shown(text)}",
+            f"must be 1 to {Limits.KEY_BYTES} printable ASCII characters, not {_shown(text)}",
             field="idempotency_key",
         )
     return text

@@ -55,7 +55,7 @@ def check_json(raw: bytes) -> None:
     except RecursionError:
         raise ValueError(f"is nested more than {Limits.PAYLOAD_DEPTH} levels deep") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"is not valid JSON: {error.msg} at character {error.pos}") from None
+        raise ValueError(f"is not valid JSON: {error.msg.removesuffix(' at')} at character {error.pos}") from None
     if escaped:
         _check_strings(value)
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import asyncpg
 
-from fencepost.errors import DatabaseUnavailable
+from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.store import statements
 
 Row = Mapping[str, Any]
@@ -66,6 +66,12 @@ _UNAVAILABLE = (
     asyncpg.exceptions.TargetServerAttributeNotMatched,
     asyncpg.exceptions.InternalClientError,
     asyncpg.exceptions.PostgresSystemError,
+)
+
+_MISTAKEN = (
+    asyncpg.exceptions.ClientConfigurationError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
 )
 
 DataError = asyncpg.DataError
@@ -143,7 +149,20 @@ class Database:
         return self._pool is not None
 
     async def open(self) -> None:
-        """Connect once, to see that it works. Raises DatabaseUnavailable."""
+        """
+        Connect once, to see that it works.
+
+        Raises DatabaseUnavailable, and InvalidSettings for what waiting won't change: a URL
+        that isn't one, a role or a database that the server doesn't know.
+        """
+        try:
+            await self._open()
+        except DatabaseUnavailable as error:
+            if isinstance(error.__cause__, _MISTAKEN):
+                raise InvalidSettings(f"DATABASE_URL: {_first_line(error.__cause__)}") from error
+            raise
+
+    async def _open(self) -> None:
         with translated():
             self._pool = await asyncpg.create_pool(
                 self.dsn,
@@ -227,14 +246,17 @@ def translated() -> Iterator[None]:
     try:
         yield
     except _UNAVAILABLE as error:
-        text = str(error).strip().splitlines()
-        reason = text[0] if text else type(error).__name__
-        raise DatabaseUnavailable(f"the database is not available: {reason}") from error
+        raise DatabaseUnavailable(f"the database is not available: {_first_line(error)}") from error
     except asyncpg.CheckViolationError as error:
         if error.constraint_name:
             raise
         # A row on its way to the default partition, while the partition it belongs to was being attached.
         raise DatabaseUnavailable("the database's partitions changed under this statement; try again") from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__
 
 
 async def _pass_json_through(connection: Any) -> None:

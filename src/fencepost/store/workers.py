@@ -128,14 +128,12 @@ class WorkerStore:
 
     async def due_queues(self, cursors: dict[int, dict[int, Position]]) -> tuple[Snapshot, list[DueQueue]]:
         """Which queues have a job due, and when the next one of each will be."""
-        lanes = [(queue_id, lane, at) for queue_id, queue in cursors.items() for lane, at in queue.items()]
-        rows = await self.database.fetch(
-            "due_queues",
-            lane_queue_ids=[queue_id for queue_id, _, _ in lanes],
-            lane_priorities=[lane for _, lane, _ in lanes],
-            lane_run_at=[at.run_at for _, _, at in lanes],
-            lane_ids=[at.id for _, _, at in lanes],
-        )
+        places = {
+            f"{queue_id}:{lane}": (at.run_at, at.id)
+            for queue_id, queue in cursors.items()
+            for lane, at in queue.items()
+        }
+        rows = await self.database.fetch("due_queues", cursors=msgspec.json.encode(places))
         snapshot = next(row["snapshot"] for row in rows if row["queue_id"] is None)
         due = [
             DueQueue(queue_id=row["queue_id"], due=row["due"], next_run_at=row["next_run_at"], seen_at=row["seen_at"])

@@ -47,6 +47,8 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
+    # Its pool logs a trace each time it can't connect; ours says what that means, once, in a line.
+    logging.getLogger("asyncpg").setLevel(logging.CRITICAL)
     logging.getLogger("fencepost").setLevel(settings.log_level.upper())
     logging.captureWarnings(True)
 

@@ -76,6 +76,8 @@ class Dispatcher:
         self._next_blind_look = time.monotonic() + BLIND_LOOK_SECONDS
         self._look: asyncio.Task[None] | None = None
         self._stopping = False
+        self.is_claiming = False
+        """Whether a claim is under way, whose jobs nobody here knows yet."""
 
     def wake(self, queue_ids: Iterable[int]) -> None:
         """These queues may have something due."""
@@ -175,9 +177,12 @@ class Dispatcher:
         del self._ready[queue_id]
         cursors = self._cursors.setdefault(queue_id, Cursors())
         starts = cursors.starts()
-        claim = await self._take_turn(queue_id, slots, starts)
-        if claim.leases:
-            self._hand_over(self._in_order(claim))
+        self.is_claiming = True
+        try:
+            claim = await self._take_turn(queue_id, slots, starts)
+        finally:
+            self.is_claiming = False
+        self._hand_over(self._in_order(claim))
         again = cursors.claimed(starts, claim)
         if again or len(claim.leases) == slots:
             # To the end of the line: other queues get their turn first.

@@ -88,6 +88,8 @@ class Worker:
         self._listener = Listener(self._database, heard=self._heard, connected=self._dispatcher.poll_now)
         self._duties: list[asyncio.Task[None]] = []
         self._errands: set[asyncio.Task[None]] = set()
+        self._cancel_hints: set[UUID] = set()
+        """Cancellations heard of while a claim was under way: of jobs that it may bring."""
         self._recovery: asyncio.Task[None] | None = None
         self._claiming: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
@@ -200,6 +202,10 @@ class Worker:
                 self._settle(attempt, outcome.released(lease))
             else:
                 self._executor.start(attempt)
+                if lease.id in self._cancel_hints:
+                    self._look_at_cancellation(lease.queue_id, lease.id)
+        # Those that are left were for other workers.
+        self._cancel_hints.clear()
 
     def _settle(self, attempt: Attempt, result: Outcome | None) -> None:
         if result is None:
@@ -251,9 +257,15 @@ class Worker:
             queue_id, _, job_id = rest.partition(" ")
             wanted = UUID(job_id)
             if any(running == wanted for running, _ in self._executor.running):
-                errand = self._task(self._cancel(int(queue_id), wanted), "cancel")
-                self._errands.add(errand)
-                errand.add_done_callback(self._errands.discard)
+                self._look_at_cancellation(int(queue_id), wanted)
+            elif self._dispatcher.is_claiming:
+                # The hint may have overtaken the claim's answer, on its other connection.
+                self._cancel_hints.add(wanted)
+
+    def _look_at_cancellation(self, queue_id: int, job_id: UUID) -> None:
+        errand = self._task(self._cancel(queue_id, job_id), "cancel")
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
 
     async def _cancel(self, queue_id: int, job_id: UUID) -> None:
         """A hint says that somebody wants a job of ours to stop: ask the database, and do it."""
