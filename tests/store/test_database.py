@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from fencepost.domain.job import Status
-from fencepost.errors import DatabaseUnavailable
+from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.store import database as database_module
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.hints import Hints
@@ -165,8 +165,10 @@ async def test_a_server_that_is_not_there(database_url: str) -> None:
             await call
     await nowhere.close()
     missing = Database(with_database(database_url, "there_is_no_such_database"))
-    with pytest.raises(DatabaseUnavailable, match="there_is_no_such_database"):
+    with pytest.raises(InvalidSettings, match="DATABASE_URL.*there_is_no_such_database"):
         await missing.open()
+    with pytest.raises(InvalidSettings, match="DATABASE_URL"):
+        await Database("this is no URL").open()
 
 
 async def test_a_closed_pool_says_so(database_url: str) -> None:

@@ -92,7 +92,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"timeout": "500us"}, "timeout", "must be from 1ms to 24h"),
     ({"timeout": "24h1s"}, "timeout", "must be from 1ms to 24h"),
     ({"timeout": "x"}, "timeout", "is not a duration"),
-    ({"idempotency_key": ""}, "idempotency_key", "must be 1 to 255 visible ASCII"),
+    ({"idempotency_key": ""}, "idempotency_key", "must be 1 to 255 printable ASCII"),
     ({"idempotency_key": '""'}, "idempotency_key", "must be 1 to 255"),
     ({"idempotency_key": "k" * 256}, "idempotency_key", "must be 1 to 255"),
     ({"idempotency_key": " k"}, "idempotency_key", "must be 1 to 255"),
