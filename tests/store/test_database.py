@@ -165,7 +165,7 @@ async def test_a_server_that_is_not_there(database_url: str) -> None:
             await call
     await nowhere.close()
     missing = Database(with_database(database_url, "there_is_no_such_database"))
-    with pytest.raises(InvalidSettings, match="DATABASE_URL.*there_is_no_such_database"):
+    with pytest.raises(InvalidSettings, match=r"DATABASE_URL.*there_is_no_such_database"):
         await missing.open()
     with pytest.raises(InvalidSettings, match="DATABASE_URL"):
         await Database("this is no URL").open()

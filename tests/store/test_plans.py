@@ -230,7 +230,7 @@ def _statements(samples: dict[str, list[uuid.UUID]]) -> dict[str, tuple[bool, di
         "extend": {"queue_id": 1, "ids": leased, "tokens": [2] * 10, "lease_seconds": 60},
         "recover": {"queue_id": 1, "after": "now", "max_rows": 10},
         "due_queues": {
-            "cursors": json.dumps({lane: ["now", str(uuid.UUID(int=0))] for lane in ("1:0", "1:5")})
+            "cursors": json.dumps({lane: ["now", str(uuid.UUID(int=0))] for lane in ("1:0", "1:5", "2:0", "2:5")})
         },
         "first_pending": {**LANES, "queue_id": 1},
         "cancel_requests": {"queue_id": 1, "ids": leased},
