@@ -18,7 +18,7 @@ from uuid import UUID
 import msgspec
 
 from fencepost.domain.job import Status
-from fencepost.domain.outcome import Ending, Outcome
+from fencepost.domain.outcome import Outcome
 from fencepost.errors import DatabaseUnavailable
 from fencepost.worker.attempt import Attempt
 
@@ -158,8 +158,3 @@ class Settler:
             log.exception("an outcome can't be written; its lease will expire", extra={"job_id": str(outcome.id)})
             statuses = {}
         self.report([(attempt, bare)], statuses)
-
-
-def is_retry(outcome: Outcome, status: Status | None) -> bool:
-    """Whether this outcome put its job back because the attempt failed."""
-    return status is Status.PENDING and outcome.ending in (Ending.FAILED, Ending.TIMED_OUT)
