@@ -198,7 +198,7 @@ async def test_inserts_go_on_while_partitions_are_attached(
     producers = [asyncio.get_running_loop().create_task(produce()) for _ in range(6)]
     made = 0
     try:
-        for days in (1, 1, 2, 5, 9):
+        for days in (1, 1, 2, 5, 9, 20):
             enough = len(stored) + 60
             async with asyncio.timeout(20):
                 while len(stored) < enough:  # noqa: ASYNC110 - the producers have no event for each job
@@ -210,7 +210,7 @@ async def test_inserts_go_on_while_partitions_are_attached(
         await maintenance.close()
     for producer in producers:
         producer.result()
-    assert made == len(await ranges(sql)) > 5
+    assert made == len(await ranges(sql)) > 4
     assert await sql.fetchval("select count(*) from fencepost.jobs") == len(stored) == len(set(stored))
     counts = await fresh_jobs.audit()
     assert counts["jobs"] == counts["pending"] == len(stored)

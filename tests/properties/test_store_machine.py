@@ -237,11 +237,11 @@ class StoreMachine(RuleBasedStateMachine):
         )
         answer = self.world.run(self.workers[worker].settle(self.queue_id, [outcome]))
         if known.status is not Status.PROCESSING or known.token != token:
-            assert answer == {}
+            assert answer == [None]
             return
         if status is Status.PENDING and known.cancel_requested:
             status = Status.CANCELLED
-        assert answer == {(lease.id, token): status}
+        assert answer == [status]
         known.status, known.due = status, True
         known.failures += ending is not Ending.SUCCEEDED
         if ending is Ending.RELEASED and status is Status.PENDING:

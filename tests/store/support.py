@@ -90,6 +90,8 @@ async def waits_for_a_lock(sql: Connection, *, count: int = 1) -> None:
     """Return once *count* of this database's sessions wait for a lock: the signal that an interleaving stands."""
 
     async def waiting() -> bool:
+        # Inside a transaction the view would stay as it was at the first look.
+        await sql.execute("select pg_stat_clear_snapshot()")
         found = await sql.fetchval(
             "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         )

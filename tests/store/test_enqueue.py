@@ -54,7 +54,7 @@ async def test_everything_that_was_given_comes_back(jobs: Jobs, queues: Queues, 
     assert (read.created_at, read.run_at) == (stored.created_at, stored.run_at)
     assert (read.started_at, read.finished_at, read.locked_until, read.last_error, read.result) == (None,) * 5
     [lease] = await claim(worker_store, await queues.id_of("mail"))
-    for field in ("id", "type", "queue", "priority", "max_attempts", "timeout_seconds", "request_id"):
+    for field in ("id", "type", "queue", "max_attempts", "timeout_seconds", "request_id"):
         assert getattr(lease, field) == getattr(made, field), field
     assert json.loads(lease.payload) == {"to": "ada@example.org"}
 
@@ -168,10 +168,10 @@ async def test_values_survive_the_database(jobs: Jobs, queues: Queues, worker_st
     made = job(payload=text.encode())
     await jobs.enqueue([made])
     [lease] = await claim(worker_store, await queues.id_of("default"))
-    await worker_store.settle(lease.queue_id, [completed(lease, lease.payload)])
+    await worker_store.settle(lease.queue_id, [completed(lease, lease.payload.encode())])
     read = await jobs.get(made.id)
     # A result of null is no result.
-    for came_back in (lease.payload, bytes(read.payload), bytes(read.result or b"null")):
+    for came_back in (lease.payload.encode(), bytes(read.payload), bytes(read.result or b"null")):
         assert _exactly(came_back) == _exactly(text.encode())
 
 

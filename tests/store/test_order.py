@@ -186,10 +186,11 @@ async def test_many_lanes_at_once(jobs: Jobs, queues: Queues, worker_store: Work
     made = [job(priority=priority) for priority in range(101) for _ in range(3)]
     random.Random(5).shuffle(made)
     await jobs.enqueue(made)
+    priorities = {one.id: one.priority for one in made}
     queue_id = await queues.id_of("default")
     taken: list[Any] = []
     while leases := await claim(worker_store, queue_id, slots=20, aging_seconds=86_400):
-        taken += sorted((lease.priority for lease in leases), reverse=True)
+        taken += [priorities[lease.id] for lease in leases]
     assert taken == sorted((one.priority for one in made), reverse=True)
 
 

@@ -194,7 +194,7 @@ def _faults(plan: dict[str, Any]) -> list[str]:
     return found
 
 
-LANES = {"lane_priorities": [0, 5], "lane_run_at": ["now", "now"], "lane_ids": [uuid.UUID(int=0)] * 2}
+LANES = {"cursors": json.dumps({lane: ["now", str(uuid.UUID(int=0))] for lane in (0, 5)})}
 HINTED = {"channel": "c", "hint": "due 1"}
 
 
@@ -209,23 +209,20 @@ def _statements(samples: dict[str, list[uuid.UUID]]) -> dict[str, tuple[bool, di
         "before": uuid.UUID(int=(1 << 128) - 1), "not_before": uuid.UUID(int=0), "scan_rows": 100, "page_rows": 11,
         "type": None, "queue_id": None,
     }  # fmt: skip
-    outcomes = json.dumps(
-        [
-            {"id": str(one), "token": 2} | ({"ending": "failed", "status": "pending"} if number % 2 else {})
-            for number, one in enumerate(leased)
-        ]
-    )
+    ends = {
+        "ids": leased,
+        "tokens": [2] * len(leased),
+        "details": json.dumps({f"{one} 2": {"ending": "failed", "status": "pending"} for one in leased[::2]}),
+    }
     worker: dict[str, dict[str, object]] = {
         "claim": {
             **LANES, "queue_id": 1, "slots": 10, "worker_id": uuid.UUID(int=1), "lease_seconds": 60,
             "aging_seconds": 60,
         },
-        "settle": {
-            "queue_id": 1, "outcomes": outcomes,
-        },
+        "settle": {"queue_id": 1, **ends},
         "turn": {
             **LANES, "queue_id": 1, "slots": 10, "worker_id": uuid.UUID(int=1), "lease_seconds": 60,
-            "aging_seconds": 60, "outcomes": outcomes,
+            "aging_seconds": 60, **ends,
         },
         "extend": {"queue_id": 1, "ids": leased, "tokens": [2] * 10, "lease_seconds": 60},
         "recover": {"queue_id": 1, "after": "now", "max_rows": 10},
@@ -319,9 +316,8 @@ async def test_claims_stay_flat_under_a_pinned_snapshot(
             plan = await explain(
                 {
                     "queue_id": 1, "slots": 10, "worker_id": uuid.UUID(int=1), "lease_seconds": 60,
-                    "aging_seconds": 60, "lane_priorities": list(starts),
-                    "lane_run_at": [at.run_at.isoformat() for at in starts.values()],
-                    "lane_ids": [at.id for at in starts.values()],
+                    "aging_seconds": 60,
+                    "cursors": json.dumps({lane: [at.run_at.isoformat(), str(at.id)] for lane, at in starts.items()}),
                 },
                 analyze=True,
             )  # fmt: skip
@@ -348,7 +344,7 @@ async def test_jobs_that_cannot_run_cost_a_claim_nothing(
         async def buffers() -> int:
             values = {
                 "queue_id": 1, "slots": 10, "worker_id": uuid.UUID(int=1), "lease_seconds": 60, "aging_seconds": 60,
-                "lane_priorities": [], "lane_run_at": [], "lane_ids": [],
+                "cursors": "{}",
             }  # fmt: skip
             plan = await explain(values, analyze=True)
             return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
@@ -369,7 +365,7 @@ def test_the_figures_of_a_claim_without_cursors_show_what_they_are_for(spoilt: S
     async def explain() -> int:
         async with _prepared(spoilt.url, "claim", HOT_SESSION) as (_, explained):
             _, values = _statements(spoilt.samples)["claim"]
-            values = {**values, "lane_priorities": [], "lane_run_at": [], "lane_ids": []}
+            values = {**values, "cursors": "{}"}
             plan = await explained(values, analyze=True)
             return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 

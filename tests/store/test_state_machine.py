@@ -89,14 +89,12 @@ async def _claim(bench: Bench, case: Case) -> bool:
 def _settle(ending: Ending, status: Status, *, token: int = 0, queue: int = 0) -> Operation:
     async def settle(bench: Bench, case: Case) -> bool:
         lease = case.lease or Lease(
-            id=case.id, queue_id=case.queue_id, queue="", token=1, type="work", priority=0, payload=b"", attempt=1,
-            max_attempts=3, timeout_seconds=None, run_at=datetime.now(UTC),
-            request_id=None,
+            id=case.id, queue_id=case.queue_id, queue="", token=1, type="work", payload="", attempt=1,
+            max_attempts=3, timeout_seconds=None, request_id=None,
         )  # fmt: skip
         written = ended(lease, ending, status, result=b'"done"' if ending is Ending.SUCCEEDED else None)
         answer = await bench.store.settle(case.queue_id + queue, [with_token(written, lease.token + token)])
-        assert not answer or list(answer) == [(case.id, lease.token)]
-        return bool(answer)
+        return answer != [None]
 
     return settle
 

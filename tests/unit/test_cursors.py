@@ -136,8 +136,8 @@ class Scan:
 
 def _lease(row: Row) -> Lease:
     return Lease(
-        id=row.place.id, queue_id=1, queue="q", token=1, type="work", priority=row.lane, payload=b"{}", attempt=1,
-        max_attempts=1, timeout_seconds=None, run_at=row.place.run_at, request_id=None,
+        id=row.place.id, queue_id=1, queue="q", token=1, type="work", payload="{}", attempt=1,
+        max_attempts=1, timeout_seconds=None, request_id=None,
     )  # fmt: skip
 
 

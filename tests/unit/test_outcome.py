@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -31,10 +30,9 @@ BACKOFF = Backoff(base_seconds=10, ceiling_seconds=300)
 
 
 def lease(*, attempt: int = 1, max_attempts: int = 3) -> Lease:
-    now = datetime.now(UTC)
     return Lease(
-        id=new_id(), queue_id=7, queue="q", token=41, type="work", priority=0, payload=b"{}", attempt=attempt,
-        max_attempts=max_attempts, timeout_seconds=None, run_at=now, request_id=None,
+        id=new_id(), queue_id=7, queue="q", token=41, type="work", payload="{}", attempt=attempt,
+        max_attempts=max_attempts, timeout_seconds=None, request_id=None,
     )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ async def _check_nothing_left(
             "where datname = current_database() and application_name = 'fencepost'"
         )
         # What the test's own pool has open; it closes after this.
-        return bool(ours <= database._pool.get_size())
+        return bool(ours <= database.connection_count)
 
     await wait_until(connections_closed, 3, "the workers' connections to close")
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -70,12 +69,10 @@ def make_lease(**fields: Any) -> Lease:
         "queue": "default",
         "token": 1,
         "type": "work",
-        "priority": 0,
-        "payload": b"{}",
+        "payload": "{}",
         "attempt": 1,
         "max_attempts": 3,
         "timeout_seconds": None,
-        "run_at": datetime.now(UTC),
         "request_id": None,
     }
     return Lease(**{**values, **fields})

@@ -51,7 +51,7 @@ class Store:
         taken = min(slots, self.due.get(queue_id, 0))
         self.due[queue_id] = self.due.get(queue_id, 0) - taken
         return Claim(
-            leases=[make_lease(queue_id=queue_id, run_at=now) for _ in range(taken)],
+            leases=[make_lease(queue_id=queue_id) for _ in range(taken)],
             lanes=[LaneScan(priority=0, wanted=slots, rest=None, next_run_at=self.next_due.get(queue_id))],
             snapshot=Snapshot(10, frozenset()),
             seen_at=now,

@@ -33,7 +33,7 @@ class Store:
         self.lost: set[UUID] = set()
         self.gate: asyncio.Event | None = None
 
-    async def settle(self, queue_id: int, batch: list[Outcome], /) -> dict[Key, Status]:
+    async def settle(self, queue_id: int, batch: list[Outcome], /) -> list[Status | None]:
         self.calls.append((queue_id, list(batch)))
         if self.gate is not None:
             await self.gate.wait()
@@ -41,7 +41,7 @@ class Store:
         if error is not None:
             raise error
         self.written += batch
-        return {(one.id, one.token): one.status for one in batch if one.id not in self.lost}
+        return [None if one.id in self.lost else one.status for one in batch]
 
 
 class Settlement:

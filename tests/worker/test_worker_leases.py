@@ -479,7 +479,9 @@ async def test_recovery_and_settlement_racing_end_each_job_once(bench: Bench) ->
     results = [outcomes.succeeded(lease, b'"done"') for lease in claim.leases]
 
     async def settle_some(at: int) -> set[Any]:
-        return {job_id for job_id, _ in await holder.settle(queue_id, results[at : at + 10])}
+        batch = results[at : at + 10]
+        statuses = await holder.settle(queue_id, batch)
+        return {one.id for one, status in zip(batch, statuses, strict=True) if status is not None}
 
     async def sweep() -> set[Any]:
         return {job_id for job_id, _, _ in (await holder.recover(queue_id, after=None, max_rows=7)).jobs}

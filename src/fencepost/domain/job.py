@@ -157,10 +157,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     token: int
     type: str
-    priority: int
-    payload: bytes
+    payload: str
+    """JSON text."""
     attempt: int
     max_attempts: int
     timeout_seconds: float | None
-    run_at: datetime
     request_id: str | None

@@ -52,6 +52,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     traceback: str | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to say but that it succeeded."""
+        return self.ending is Ending.SUCCEEDED and self.result is None
+
 
 def succeeded(lease: Lease, result: bytes | None) -> Outcome:
     """The handler returned."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -56,6 +57,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """What one claim brought. No lanes: the queue is paused, or empty since ever."""
 
     leases: list[Lease]
+    """The most urgent first."""
     lanes: list[LaneScan]
     snapshot: Snapshot | None
     seen_at: datetime | None
@@ -95,43 +97,58 @@ class Extension(msgspec.Struct, frozen=True):
     cancel_requested: bool
 
 
-def read_claim(rows: Sequence[Row], queue_id: int, queue: str) -> Claim:
+def read_claim(rows: Sequence[Row], queue_id: int, queue: str, *, aging_seconds: float) -> Claim:
     """Read the rows of `claim.sql`: those of lanes have no id."""
-    lanes, leases, snapshot, seen_at, transaction = [], [], None, None, 0
-    for row in rows:
-        if row["id"] is not None:
-            leases.append(_lease(row, queue_id, queue))
+    heads = [row for row in rows if row["id"] is None]
+    definitions = {row["id"]: row for row in rows if row["id"] is not None}
+    leases = []
+    for job_id, attempt, token in _in_order(heads, aging_seconds):
+        job = definitions.get(job_id)
+        if job is None:
+            # Somebody deleted it by hand. One such job must not keep the others from being run.
             continue
-        snapshot, seen_at, transaction = row["snapshot"], row["seen_at"], row["transaction"]
-        lanes.append(
-            LaneScan(
-                priority=row["priority"],
-                wanted=row["wanted"],
-                rest=None if row["rest_id"] is None else Position(row["rest_run_at"], row["rest_id"]),
-                next_run_at=row["run_at"],
+        leases.append(
+            Lease(
+                id=job_id,
+                queue_id=queue_id,
+                queue=queue,
+                token=token,
+                type=job["type"],
+                payload=job["payload"],
+                attempt=attempt,
+                max_attempts=job["max_attempts"],
+                timeout_seconds=job["timeout_seconds"],
+                request_id=job["request_id"],
             )
         )
+    if not heads:
+        return Claim(leases=leases, lanes=[], snapshot=None, seen_at=None)
     return Claim(
         leases=leases,
-        lanes=lanes,
-        seen_at=seen_at,
-        snapshot=None if snapshot is None else Snapshot.parse(snapshot),
-        transaction=transaction,
+        lanes=[_lane(row) for row in heads],
+        seen_at=heads[0]["seen_at"],
+        snapshot=Snapshot.parse(heads[0]["snapshot"]),
+        transaction=heads[0]["transaction"],
     )
 
 
-def _lease(row: Row, queue_id: int, queue: str) -> Lease:
-    return Lease(
-        id=row["id"],
-        queue_id=queue_id,
-        queue=queue,
-        token=row["token"],
-        type=row["type"],
+def _lane(row: Row) -> LaneScan:
+    return LaneScan(
         priority=row["priority"],
-        payload=row["payload"],
-        attempt=row["attempt"],
-        max_attempts=row["max_attempts"],
-        timeout_seconds=row["timeout_seconds"],
-        run_at=row["run_at"],
-        request_id=row["request_id"],
+        wanted=row["wanted"],
+        rest=None if row["rest_id"] is None else Position(row["rest_run_at"], row["rest_id"]),
+        next_run_at=row["next_run_at"],
     )
+
+
+def _in_order(heads: Sequence[Row], aging_seconds: float) -> Iterable[tuple[UUID, int, int]]:
+    """Id, attempt and token of the jobs taken, the most urgent first, as the statement merges the lanes."""
+    lanes = [row for row in heads if row["ids"]]
+    if len(heads) == 1:
+        return [taken for row in lanes for taken in zip(row["ids"], row["attempts"], row["tokens"], strict=True)]
+    urgency: list[Any] = []
+    for row in lanes:
+        for run_at, *taken in zip(row["run_at"], row["ids"], row["attempts"], row["tokens"], strict=True):
+            at, priority = run_at.timestamp(), row["priority"]
+            urgency.append(((at - priority * aging_seconds, at) if aging_seconds else (-priority, at), *taken))
+    return [taken for _, *taken in sorted(urgency)]

@@ -18,12 +18,17 @@ import asyncpg
 
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.store import statements
+from fencepost.store.lines import Lines
 
 Row = Mapping[str, Any]
 
 ACQUIRE_SECONDS = 5.0
 """Longest wait for a free connection; after that the caller is told, rather than queued for ever."""
 STATEMENT_SECONDS = 30.0
+PATIENCE_SECONDS = STATEMENT_SECONDS + 5
+"""How long an answer is waited for: a little longer than the server works on it."""
+LINES = 2
+"""How many connections are kept for single statements, where there are enough of them."""
 
 _SESSION = {
     # Ours whatever the role's or the database's defaults are.
@@ -121,6 +126,9 @@ class Database:
     Every method raises DatabaseUnavailable when the server can't be reached, answers
     too late, refuses writes or asks for another try. The pool mends itself: a broken
     connection is dropped and a new one made when it is needed.
+
+    *connections* is the most it opens; *lines* of them are kept for single statements, which
+    then cost half as much (see lines.py).
     """
 
     def __init__(
@@ -129,12 +137,15 @@ class Database:
         *,
         schema: str = "fencepost",
         connections: int = 10,
+        lines: int | None = None,
         session: Mapping[str, str] | None = None,
     ) -> None:
         self.dsn = dsn
         self.schema = schema
         statements.quote_schema(schema)
-        self._connections = connections
+        lines = min(LINES, connections // 5) if lines is None else lines
+        self._connections = connections - lines
+        self._lines = Lines(self._connect, count=lines, patience_seconds=PATIENCE_SECONDS)
         self._settings = {**_SESSION, **(session or {})}
         self._pool: Any = None
 
@@ -147,6 +158,11 @@ class Database:
     def is_open(self) -> bool:
         """Whether `open` has succeeded. Says nothing about the server right now; `ping` does."""
         return self._pool is not None
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections it has open."""
+        return 0 if self._pool is None else int(self._pool.get_size()) + self._lines.open_count
 
     async def open(self) -> None:
         """
@@ -178,7 +194,7 @@ class Database:
         return {
             "server_settings": {"application_name": "fencepost", **self._settings},
             "timeout": 5.0,
-            "command_timeout": STATEMENT_SECONDS + 5,
+            "command_timeout": PATIENCE_SECONDS,
             "init": _pass_json_through,
             "target_session_attrs": "read-write",
         }
@@ -189,14 +205,33 @@ class Database:
         if pool is None:
             return
         try:
-            await asyncio.wait_for(pool.close(), 5)
+            async with asyncio.timeout(5):
+                await self._lines.close()
+                await pool.close()
         except (TimeoutError, *_UNAVAILABLE):
+            self._lines.cut()
             pool.terminate()
+
+    async def _connect(self) -> Any:
+        """A connection that is not the pool's."""
+        options = self.connect_options()
+        prepare = options.pop("init")
+        # Whoever keeps it has a timer for all its statements.
+        connection = await asyncpg.connect(
+            self.dsn, connection_class=_Connection, **(options | {"command_timeout": None})
+        )
+        async with asyncio.timeout(ACQUIRE_SECONDS):
+            await prepare(connection)
+        return connection
 
     async def fetch(self, name: str, /, **values: object) -> list[Row]:
         """Run one statement in a transaction of its own and return its rows."""
-        async with self._acquire() as connection:
-            return await _Session(connection, self.schema).fetch(name, **values)
+        if not self._lines or self._pool is None:
+            async with self._acquire() as connection:
+                return await _Session(connection, self.schema).fetch(name, **values)
+        statement = statements.load(name, self.schema)
+        with translated():
+            return await self._lines.fetch(statement.text, statement.arguments(values), is_broken=_is_broken)
 
     @asynccontextmanager
     async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Querier]:
@@ -230,14 +265,20 @@ class Database:
             async with self._pool.acquire(timeout=ACQUIRE_SECONDS) as connection:
                 try:
                     yield connection
-                except asyncio.CancelledError:
-                    # Asking a silent server to stop would take as long as waiting for it.
-                    connection.terminate()
+                except BaseException as error:
+                    if _is_broken(error):
+                        connection.terminate()
                     raise
-                except asyncpg.ReadOnlySQLTransactionError:
-                    # Still connected to a server that was demoted: look for the one that takes writes.
-                    connection.terminate()
-                    raise
+
+
+def _is_broken(error: BaseException) -> bool:
+    """
+    Whether the connection that ended in *error* must not be used again.
+
+    After a cancellation, because asking a silent server to stop would take as long as waiting for it; and when it
+    leads to a server that was demoted, for the next one to find the one that takes writes.
+    """
+    return isinstance(error, asyncio.CancelledError | asyncpg.ReadOnlySQLTransactionError)
 
 
 @contextmanager

@@ -26,8 +26,12 @@ from fencepost.store.database import Database, translated
 from fencepost.store.statements import qualify, quote_schema
 
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
-PARTITIONS_AHEAD = 3
-"""How many time partitions are kept ready ahead of need."""
+PARTITIONS_AHEAD = 1
+"""
+How many time partitions are kept ready ahead of need.
+
+Every claim opens each of them, and one gives maintenance its whole width in days to make the next.
+"""
 _ROUNDS = 20
 _LOWEST_SERVER = 140000
 

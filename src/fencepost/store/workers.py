@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from fencepost.domain.job import Status
-from fencepost.domain.outcome import Ending, Outcome
+from fencepost.domain.outcome import Outcome
 from fencepost.store.claims import Claim, DueQueue, Extension, Position, Recovery, Snapshot, read_claim
 from fencepost.store.database import Database
 from fencepost.store.migrate import PARTITIONS_AHEAD
@@ -47,9 +47,9 @@ class WorkerStore:
             worker_id=self.worker_id,
             lease_seconds=lease_seconds,
             aging_seconds=aging_seconds,
-            **_cursor_arrays(cursors),
+            cursors=_places(cursors),
         )
-        return read_claim(rows, queue_id, queue)
+        return read_claim(rows, queue_id, queue, aging_seconds=aging_seconds)
 
     async def turn(
         self,
@@ -60,7 +60,7 @@ class WorkerStore:
         cursors: dict[int, Position],
         lease_seconds: float,
         aging_seconds: float,
-    ) -> tuple[dict[tuple[UUID, int], Status], Claim]:
+    ) -> tuple[list[Status | None], Claim]:
         """Settle and claim in one statement: `settle` and `claim` at once, both applied or neither."""
         queue = await self._queue_name(queue_id)
         rows = await self.database.fetch(
@@ -70,13 +70,12 @@ class WorkerStore:
             worker_id=self.worker_id,
             lease_seconds=lease_seconds,
             aging_seconds=aging_seconds,
-            **_cursor_arrays(cursors),
-            outcomes=_endings(outcomes),
+            cursors=_places(cursors),
+            **_ends(outcomes),
         )
-        settled = [row for row in rows if row["id"] is not None and row["attempt"] is None]
-        claimed = [row for row in rows if row["id"] is None or row["attempt"] is not None]
-        statuses = {(row["id"], row["token"]): Status(row["type"]) for row in settled}
-        return statuses, read_claim(claimed, queue_id, queue)
+        claimed = [row for row in rows if not row["settled"]]
+        differing = {(row["id"], row["transaction"]): row["type"] for row in rows if row["settled"]}
+        return _statuses(outcomes, differing), read_claim(claimed, queue_id, queue, aging_seconds=aging_seconds)
 
     async def _queue_name(self, queue_id: int) -> str:
         """A queue's name, which never changes."""
@@ -86,15 +85,15 @@ class WorkerStore:
             self._queue_names[queue_id] = rows[0]["name"] if rows else ""
         return self._queue_names[queue_id]
 
-    async def settle(self, queue_id: int, outcomes: Sequence[Outcome]) -> dict[tuple[UUID, int], Status]:
+    async def settle(self, queue_id: int, outcomes: Sequence[Outcome]) -> list[Status | None]:
         """
         Write how attempts ended, all in one statement.
 
-        Returns where each job went, by (id, token). An attempt that is missing had lost
-        its lease: nothing was written for it. *outcomes* must not name an attempt twice.
+        Returns where each job went, in the order of *outcomes*; None for an attempt that had
+        lost its lease: nothing was written for it. *outcomes* must not name an attempt twice.
         """
-        rows = await self.database.fetch("settle", queue_id=queue_id, outcomes=_endings(outcomes))
-        return {(row["id"], row["token"]): Status(row["status"]) for row in rows}
+        rows = await self.database.fetch("settle", queue_id=queue_id, **_ends(outcomes))
+        return _statuses(outcomes, {(row["id"], row["token"]): row["status"] for row in rows})
 
     async def extend(self, queue_id: int, held: Sequence[tuple[UUID, int]], *, lease_seconds: float) -> list[Extension]:
         """Renew leases from now on. One that is missing from the answer is lost."""
@@ -144,7 +143,7 @@ class WorkerStore:
 
     async def first_pending(self, queue_id: int, after: dict[int, Position]) -> dict[int, Position]:
         """The first due job of each lane after a place, or after its start where none is given."""
-        rows = await self.database.fetch("first_pending", queue_id=queue_id, **_cursor_arrays(after))
+        rows = await self.database.fetch("first_pending", queue_id=queue_id, cursors=_places(after))
         return {row["priority"]: Position(row["run_at"]) for row in rows}
 
     async def leased_queues(self) -> list[int]:
@@ -169,19 +168,14 @@ class WorkerStore:
         return int(rows[0]["made"])
 
 
-def _cursor_arrays(cursors: dict[int, Position]) -> dict[str, object]:
-    return {
-        "lane_priorities": list(cursors),
-        "lane_run_at": [position.run_at for position in cursors.values()],
-        "lane_ids": [position.id for position in cursors.values()],
-    }
+def _places(cursors: dict[int, Position]) -> bytes:
+    """Cursors as the statements take them."""
+    return msgspec.json.encode({priority: (at.run_at, at.id) for priority, at in cursors.items()})
 
 
-class _Ending(msgspec.Struct, omit_defaults=True):
-    """An outcome as `settle.sql` reads it: a plain success is its id and token."""
+class _Detail(msgspec.Struct, omit_defaults=True):
+    """What `settle.sql` is told of an attempt that did more than succeed."""
 
-    id: UUID
-    token: int
     ending: str = "succeeded"
     status: str = "completed"
     delay_seconds: float = 0.0
@@ -191,21 +185,40 @@ class _Ending(msgspec.Struct, omit_defaults=True):
     traceback: str | None = None
 
 
-def _endings(outcomes: Sequence[Outcome]) -> bytes:
-    return msgspec.json.encode([_ending(outcome) for outcome in outcomes])
+def _ends(outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """
+    Outcomes as `settle.sql` takes them.
+
+    Arrays are written as text: the driver takes several times as long for each of their elements.
+    """
+    details = {f"{outcome.id} {outcome.token}": _detail(outcome) for outcome in outcomes if not outcome.is_plain}
+    return {
+        "ids": _array([outcome.id for outcome in outcomes]),
+        "tokens": _array([outcome.token for outcome in outcomes]),
+        "details": msgspec.json.encode(details) if details else None,
+    }
 
 
-def _ending(outcome: Outcome) -> _Ending:
-    if outcome.ending is Ending.SUCCEEDED:
-        result = None if outcome.result is None else msgspec.Raw(outcome.result)
-        return _Ending(outcome.id, outcome.token, result=result)
-    return _Ending(
-        id=outcome.id,
-        token=outcome.token,
+def _array(values: Sequence[UUID] | Sequence[int]) -> str:
+    """PostgreSQL's text of an array: JSON's, in other brackets."""
+    return "{" + msgspec.json.encode(values)[1:-1].decode() + "}"
+
+
+def _detail(outcome: Outcome) -> _Detail:
+    return _Detail(
         ending=outcome.ending.value,
         status=outcome.status.value,
         delay_seconds=outcome.delay_seconds,
+        result=None if outcome.result is None else msgspec.Raw(outcome.result),
         error_type=outcome.error_type,
         error=outcome.error,
         traceback=outcome.traceback,
     )
+
+
+def _statuses(outcomes: Sequence[Outcome], differing: dict[tuple[UUID, int], str | None]) -> list[Status | None]:
+    """Where each job went: where it was sent, unless the database answered otherwise."""
+    if not differing:
+        return [outcome.status for outcome in outcomes]
+    sent = {(outcome.id, outcome.token): outcome.status.value for outcome in outcomes} | differing
+    return [None if status is None else Status(status) for status in sent.values()]

@@ -29,7 +29,6 @@ class Attempt:
         "ended_at",
         "grace",
         "interruption",
-        "key",
         "lease",
         "renew_at",
         "started_at",
@@ -40,8 +39,6 @@ class Attempt:
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
-        self.key: Key = (lease.id, lease.token)
-        """What names this attempt and no other."""
         self.task: asyncio.Task[None] | None = None
         self.grace: asyncio.TimerHandle | None = None
         """Ends the patience with a handler that was interrupted."""
@@ -63,6 +60,11 @@ class Attempt:
         """From now on it can't be interrupted any more; only its outcome is still to be written."""
         if self.ended_at is None:
             self.ended_at = time.monotonic()
+
+    @property
+    def key(self) -> Key:
+        """What names this attempt and no other."""
+        return self.lease.id, self.lease.token
 
     @property
     def seconds(self) -> float:

@@ -182,7 +182,7 @@ class Dispatcher:
             claim = await self._take_turn(queue_id, slots, starts)
         finally:
             self.is_claiming = False
-        self._hand_over(self._in_order(claim))
+        self._hand_over(claim.leases)
         again = cursors.claimed(starts, claim)
         if again or len(claim.leases) == slots:
             # To the end of the line: other queues get their turn first.
@@ -215,16 +215,6 @@ class Dispatcher:
                 self._settler.report(batch, statuses)
                 return claim
         return await self._store.claim(queue_id, slots=slots, cursors=starts, **how)
-
-    def _in_order(self, claim: Claim) -> list[Lease]:
-        """The most urgent first, as claim.sql merges the lanes."""
-        if len(claim.lanes) < 2:
-            return claim.leases
-        if not self._aging_seconds:
-            return sorted(claim.leases, key=lambda lease: (-lease.priority, lease.run_at, lease.id))
-        return sorted(
-            claim.leases, key=lambda lease: (lease.run_at.timestamp() - lease.priority * self._aging_seconds, lease.id)
-        )
 
     def _look_behind(self) -> None:
         """Start looking after old transactions that have ended, beside the claims."""

@@ -63,9 +63,10 @@ class Executor:
         self._settle = settle
         self._events = events
         self._encode = msgspec.json.Encoder().encode
-        self.running: dict[tuple[object, int], Attempt] = {}
-        """Attempts whose handler hasn't returned, by key."""
+        self.running: set[Attempt] = set()
+        """Attempts whose handler hasn't returned."""
         self.slot_freed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._check: asyncio.TimerHandle | None = None
         self._next_check = math.inf
 
@@ -80,7 +81,7 @@ class Executor:
 
     def start(self, attempt: Attempt) -> None:
         """Begin an attempt. Its outcome goes to `settle`."""
-        self.running[attempt.key] = attempt
+        self.running.add(attempt)
         self._events.started()
         lease = attempt.lease
         if log.isEnabledFor(logging.INFO):
@@ -94,7 +95,10 @@ class Executor:
                 },
             )
         attempt.deadline = attempt.started_at + self.timeout_of(lease)
-        attempt.task = asyncio.get_running_loop().create_task(self._run(attempt))
+        if self._loop is None:
+            # Kept, because asking for it is a system call each time.
+            self._loop = asyncio.get_running_loop()
+        attempt.task = self._loop.create_task(self._run(attempt))
         if attempt.deadline < self._next_check:
             self._check_at(attempt.deadline)
 
@@ -112,11 +116,11 @@ class Executor:
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        for attempt in list(self.running.values()):
+        for attempt in list(self.running):
             if attempt.deadline <= now:
                 self.interrupt(attempt, Ending.TIMED_OUT)
         self._check, self._next_check = None, math.inf
-        waiting = [attempt.deadline for attempt in self.running.values() if attempt.deadline > now]
+        waiting = [attempt.deadline for attempt in self.running if attempt.deadline > now]
         if waiting:
             self._check_at(min(waiting))
 
@@ -175,7 +179,7 @@ class Executor:
             self._events.stuck(-1)
         else:
             self._settle(attempt, result)
-        self.running.pop(attempt.key, None)
+        self.running.discard(attempt)
         self.slot_freed.set()
 
     async def _execute(self, attempt: Attempt) -> Outcome | None:
@@ -191,20 +195,19 @@ class Executor:
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             return outcome.permanent(lease, "InvalidPayload", f"the payload does not fit {lease.type!r}: {error}")
         try:
-            value = await self._call(job_type, self._context(lease), payload)
+            if job_type.is_async:
+                value = await job_type.handler(self._context(lease), payload)
+            else:
+                value = await _in_thread(job_type, self._context(lease), payload)
+                if inspect.iscoroutine(value):
+                    # A plain callable may have made a coroutine: of an object's async __call__, say.
+                    value = await value
         except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and kin are failures of this job
             if attempt.interruption is not None:
                 return self._interrupted(attempt)
             return outcome.failed(lease, error, self._backoff)
         # Work that was done is done, even when the handler was being interrupted.
         return None if attempt.interruption is Ending.LOST else outcome.succeeded(lease, self._result(lease, value))
-
-    async def _call(self, job_type: JobType, context: Context, payload: Any) -> Any:
-        if job_type.is_async:
-            return await job_type.handler(context, payload)
-        value = await _in_thread(job_type, context, payload)
-        # A plain callable may have made a coroutine: of an object's async __call__, say.
-        return await value if inspect.iscoroutine(value) else value
 
     def _context(self, lease: Lease) -> Context:
         return Context(

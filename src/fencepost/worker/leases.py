@@ -51,8 +51,8 @@ class LeaseKeeper:
         self._open_store = open_store
         self._lease_seconds = lease_seconds
         self._interrupt = interrupt
-        self._held: dict[Key, Attempt] = {}
-        """Two threads use it; single operations on a dict need no lock."""
+        self._held: set[Attempt] = set()
+        """Two threads use it; single operations on a set need no lock."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="fencepost-leases", daemon=True)
@@ -79,11 +79,11 @@ class LeaseKeeper:
         attempt.renew_at = attempt.started_at + self._lease_seconds / 3
         attempt.valid_until = attempt.started_at + self._lease_seconds
         attempt.stop_renewing_at = attempt.started_at + limit_seconds
-        self._held[attempt.key] = attempt
+        self._held.add(attempt)
 
     def drop(self, attempt: Attempt) -> None:
         """Its outcome is written, or there is nothing to write."""
-        self._held.pop(attempt.key, None)
+        self._held.discard(attempt)
 
     def _main(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop or asyncio.new_event_loop()) as runner:
@@ -138,7 +138,7 @@ class LeaseKeeper:
         for held in batch:
             extension = held_still.get(held.key)
             if extension is None:
-                if self._is_held(held):
+                if held in self._held:
                     self._give_up(held, "lease lost; the job may be someone else's by now")
                 continue
             held.asked_at = None
@@ -175,10 +175,7 @@ class LeaseKeeper:
     def _list(self) -> list[Attempt]:
         while True:
             try:
-                return list(self._held.values())
+                return list(self._held)
             except RuntimeError:
                 # It changed size meanwhile: the other thread was quicker.
                 continue
-
-    def _is_held(self, attempt: Attempt) -> bool:
-        return self._held.get(attempt.key) is attempt

@@ -28,8 +28,15 @@ PARTITIONS_SECONDS = 3600.0
 RECOVERY_ROWS = 1000
 
 
-async def repeat(what: str, duty: Callable[[], Awaitable[None]], *, every_seconds: float) -> None:
-    """Run *duty* now and then every *every_seconds*, a little spread, until cancelled. Survives every error."""
+async def repeat(
+    what: str, duty: Callable[[], Awaitable[object]], *, every_seconds: float, first_after_seconds: float = 0.0
+) -> None:
+    """
+    Run *duty* now and then every *every_seconds*, a little spread, until cancelled. Survives every error.
+
+    With *first_after_seconds* it begins within that time, at random.
+    """
+    await asyncio.sleep(first_after_seconds * random.random())
     while True:
         try:
             await duty()
@@ -99,13 +106,20 @@ class Presence:
     def __init__(self, store: WorkerStore, *, slots: int) -> None:
         self._store = store
         self._slots = slots
+        self._has_left = False
+        # On connections of their own a beat could overtake the farewell, and stay in the list.
+        self._turn = asyncio.Lock()
 
     async def beat(self) -> None:
         """Say that we live."""
-        await self._store.heartbeat(
-            host=socket.gethostname(), pid=os.getpid(), version=fencepost.__version__, slots=self._slots
-        )
+        async with self._turn:
+            if not self._has_left:
+                await self._store.heartbeat(
+                    host=socket.gethostname(), pid=os.getpid(), version=fencepost.__version__, slots=self._slots
+                )
 
     async def leave(self) -> None:
-        """Say that we stop, and clear away those who never did."""
-        await self._store.forget(silence_seconds=SILENCE_SECONDS)
+        """Say that we stop, for good, and clear away those who never did."""
+        async with self._turn:
+            self._has_left = True
+            await self._store.forget(silence_seconds=SILENCE_SECONDS)

@@ -13,7 +13,6 @@ import logging
 import random
 from collections.abc import Callable
 from typing import Protocol
-from uuid import UUID
 
 import msgspec
 
@@ -35,8 +34,8 @@ Ended = tuple[Attempt, Outcome]
 class SettlingStore(Protocol):
     """What the settler needs of the store."""
 
-    async def settle(self, queue_id: int, outcomes: list[Outcome], /) -> dict[tuple[UUID, int], Status]:
-        """Write outcomes of one queue; returns where each job went, without those that had lost their lease."""
+    async def settle(self, queue_id: int, outcomes: list[Outcome], /) -> list[Status | None]:
+        """Write outcomes of one queue; returns where each job went, None for one that had lost its lease."""
         ...
 
 
@@ -78,10 +77,10 @@ class Settler:
             self._waiting[queue_id] = batch + self._waiting.get(queue_id, [])
             self._arrived.set()
 
-    def report(self, batch: list[Ended], statuses: dict[tuple[UUID, int], Status]) -> None:
+    def report(self, batch: list[Ended], statuses: list[Status | None]) -> None:
         """It was written; *statuses* is what `SettlingStore.settle` answered."""
-        for attempt, outcome in batch:
-            self._settled(attempt, outcome, statuses.get((outcome.id, outcome.token)))
+        for (attempt, outcome), status in zip(batch, statuses, strict=True):
+            self._settled(attempt, outcome, status)
         self._unwritten -= len(batch)
         if not self._unwritten:
             self._idle.set()
@@ -156,5 +155,5 @@ class Settler:
             raise
         except Exception:
             log.exception("an outcome can't be written; its lease will expire", extra={"job_id": str(outcome.id)})
-            statuses = {}
+            statuses = [None]
         self.report([(attempt, bare)], statuses)

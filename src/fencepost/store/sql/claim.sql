@@ -3,12 +3,14 @@
 -- Order: inside a lane (a priority) by run_at. Lanes are merged by run_at − priority × aging,
 --   which is the order of "priority plus the levels gained by waiting" at any moment. With
 --   aging 0 the higher priority always goes first.
--- Cursors: where in each lane this dispatcher's scan begins. They save re-reading the dead
---   entries of jobs already taken, and decide nothing else (worker/cursors.py has the proof).
--- Returns: a row a lane first (job id null): how many it was asked for, the first due job it saw
---   and did not take, when its next scheduled job is due if it ran short, this statement's snapshot,
---   clock and transaction. Then a row a job. No row at all: the queue is paused, or nothing was ever enqueued.
--- Index: pending_lane, from the cursor on. Locks: the rows taken; rows that another dispatcher
+-- Parameters: cursors, where in each lane this dispatcher's scan begins: a jsonb object of [run_at, id] by priority.
+--   They save re-reading the dead entries of jobs already taken, and decide nothing else (worker/cursors.py has the
+--   proof).
+-- Returns: a row a lane first (id null): how many it was asked for, the first due job it saw and did not take, when
+--   its next scheduled job is due if it ran short, the jobs taken in their order, with their run_at if there are
+--   several lanes to merge, and this statement's snapshot, clock and transaction. Then each job's definition, in no
+--   order. No row at all: the queue is paused, or nothing was ever enqueued.
+-- Index: pending_lane, from the cursor on; then primary keys. Locks: the rows taken; rows that another dispatcher
 --   holds are skipped, so nothing waits.
 --
 -- Two dispatchers, one job:
@@ -20,18 +22,16 @@
 --                                         finds it deleted and takes nothing
 with lane as materialized (
     select l.priority,
-           coalesce(c.run_at, timestamptz '-infinity') as run_at,
-           coalesce(c.id, uuid '00000000-0000-0000-0000-000000000000') as id
+           coalesce(cast(c.place ->> 0 as timestamptz), timestamptz '-infinity') as run_at,
+           coalesce(cast(c.place ->> 1 as uuid), uuid '00000000-0000-0000-0000-000000000000') as id
       from fencepost.lanes l
-      left join unnest(
-               cast(:lane_priorities as smallint[]), cast(:lane_run_at as timestamptz[]), cast(:lane_ids as uuid[])
-           ) c (priority, run_at, id) on c.priority = l.priority
+     cross join lateral (select cast(:cursors as jsonb) -> cast(l.priority as text) as place) c
      where l.queue_id = cast(:queue_id as int)
        and exists (select from fencepost.queues q where q.id = cast(:queue_id as int) and q.paused_at is null)
 ),
-head as materialized (
+front as materialized (
     -- Only with several lanes: the first due jobs of each, unlocked, to see which lanes the next ones are in.
-    select lane.priority, p.run_at
+    select lane.priority
       from lane
      cross join lateral (
         select p.run_at
@@ -44,12 +44,8 @@ head as materialized (
          limit cast(:slots as int)
      ) p
      where (select count(*) from lane) > 1
-),
-front as materialized (
-    select h.priority
-      from head h
-     order by case when cast(:aging_seconds as float8) = 0 then h.priority end desc,
-              h.run_at - h.priority * make_interval(secs => cast(:aging_seconds as float8)), h.priority desc
+     order by case when cast(:aging_seconds as float8) = 0 then lane.priority end desc,
+              p.run_at - lane.priority * make_interval(secs => cast(:aging_seconds as float8)), lane.priority desc
      limit cast(:slots as int)
 ),
 share as materialized (
@@ -75,22 +71,6 @@ picked as materialized (
      ) p
      where share.wanted > 0
 ),
-rest as materialized (
-    -- What was seen and not taken: beyond the slots, or in the hands of another dispatcher. Cursors stop before it.
-    select share.priority, p.run_at, p.id
-      from share
-     cross join lateral (
-        select p.run_at, p.id
-          from fencepost.pending p
-         where p.queue_id = cast(:queue_id as int)
-           and p.priority = share.priority
-           and (p.run_at, p.id) > (share.run_at, share.id)
-           and p.run_at <= now()
-           and p.id not in (select k.id from picked k)
-         order by p.run_at, p.id
-         limit 1
-     ) p
-),
 gone as (
     delete from fencepost.pending p
      where p.queue_id = cast(:queue_id as int)
@@ -102,7 +82,7 @@ leased as (
            k.taken_at, k.taken_at + make_interval(secs => cast(:lease_seconds as float8))
       from picked k
 )
-select null::uuid as id, share.priority, share.wanted, rest.run_at as rest_run_at, rest.id as rest_id,
+select share.priority, share.wanted, rest.run_at as rest_run_at, rest.id as rest_id,
        case when (select count(*) from picked k) < cast(:slots as int)
             then (
                 select p.run_at
@@ -112,24 +92,35 @@ select null::uuid as id, share.priority, share.wanted, rest.run_at as rest_run_a
                    and p.run_at > now()
                  order by p.run_at
                  limit 1
-            ) end as run_at,
+            ) end as next_run_at,
+       taken.ids, taken.attempts, taken.tokens, taken.run_at,
        cast(pg_current_snapshot() as text) as snapshot, now() as seen_at,
        -- Taken even by a claim that finds nothing: the next one's snapshot then knows all that began before this.
        cast(cast(pg_current_xact_id() as text) as bigint) as transaction,
-       null::smallint as attempt, null::bigint as token,
-       null::text as type, null::jsonb as payload, null::smallint as max_attempts, null::float8 as timeout_seconds,
-       null::text as request_id
+       null::uuid as id, null::text as type, null::text as payload, null::smallint as max_attempts,
+       null::float8 as timeout_seconds, null::text as request_id, false as settled
   from share
-  left join rest on rest.priority = share.priority
-union all
-select k.id, k.priority, null, null, null, k.run_at, null, null, null,
-       k.attempts + 1, k.token + 1,
-       j.type, j.payload, j.max_attempts, j.timeout_seconds, j.request_id
-  from picked k
- cross join lateral (
-    select j.type, j.payload, j.max_attempts, j.timeout_seconds, j.request_id
-      from fencepost.jobs j
-     where j.id = k.id
-       and j.queue_id = cast(:queue_id as int)
+  left join lateral (
+    -- What was seen and not taken: beyond the slots, or in the hands of another dispatcher. Cursors stop before it.
+    select p.run_at, p.id
+      from fencepost.pending p
+     where p.queue_id = cast(:queue_id as int)
+       and p.priority = share.priority
+       and (p.run_at, p.id) > (share.run_at, share.id)
+       and p.run_at <= now()
+       and p.id not in (select k.id from picked k)
+     order by p.run_at, p.id
      limit 1
- ) j
+ ) rest on true
+  left join lateral (
+    select array_agg(k.id) as ids, array_agg(k.attempts + 1) as attempts, array_agg(k.token + 1) as tokens,
+           case when (select count(*) from lane) > 1 then array_agg(k.run_at) end as run_at
+      from picked k
+     where k.priority = share.priority
+ ) taken on true
+union all
+select null, null, null, null, null, null, null, null, null, null, null, null,
+       j.id, j.type, cast(j.payload as text), j.max_attempts, j.timeout_seconds, j.request_id, false
+  from fencepost.jobs j
+ where j.queue_id = cast(:queue_id as int)
+   and j.id = any (array (select k.id from picked k))

@@ -2,21 +2,19 @@
 --
 -- Run beside the claims, never in front of them, when an old transaction has ended that may have left a job
 -- behind the cursor, and once a minute for a clock that stepped back.
--- Parameters: lanes with the place to look from; a lane that isn't named is looked at from its start.
+-- Parameters: cursors, the places to look from, as in claim.sql; a lane that isn't named is looked at from its start.
 -- Index: pending_lane. Locks: none.
 select l.priority, p.run_at
   from fencepost.lanes l
-  left join unnest(
-           cast(:lane_priorities as smallint[]), cast(:lane_run_at as timestamptz[]), cast(:lane_ids as uuid[])
-       ) c (priority, run_at, id) on c.priority = l.priority
+ cross join lateral (select cast(:cursors as jsonb) -> cast(l.priority as text) as place) c
  cross join lateral (
     select p.run_at
       from fencepost.pending p
      where p.queue_id = cast(:queue_id as int)
        and p.priority = l.priority
        and (p.run_at, p.id) > (
-               coalesce(c.run_at, timestamptz '-infinity'),
-               coalesce(c.id, uuid '00000000-0000-0000-0000-000000000000')
+               coalesce(cast(c.place ->> 0 as timestamptz), timestamptz '-infinity'),
+               coalesce(cast(c.place ->> 1 as uuid), uuid '00000000-0000-0000-0000-000000000000')
            )
        and p.run_at <= now()
      order by p.run_at, p.id

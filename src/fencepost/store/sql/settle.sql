@@ -1,12 +1,16 @@
 -- Write how attempts ended, each under its lease token. One queue, any number of attempts.
 --
--- Parameters: outcomes, a jsonb array of objects as in the record below. status is where the job
---   goes; 'pending' is back, due after delay_seconds. ending is 'succeeded' or what attempts.outcome
---   takes. What an object leaves out is null, or for a success 'succeeded' and 'completed'.
--- Returns: a row for each attempt that still owned its job. One that is missing had lost its
---   lease, and nothing was written for it.
--- Index: leases' primary key. Locks: those leases, in the order of their ids, as extend.sql does;
---   a cancellation or an extension under way is waited for, a recovery wins or loses whole.
+-- Parameters: ids and tokens name the attempts, in two arrays of one length. Without more an attempt succeeded.
+--   details tells of those of which there is more to say, or is null: a jsonb object of objects by "id token", with
+--   status, where the job goes ('pending' is back, due after delay_seconds); ending, as attempts.outcome takes it;
+--   result, error_type, error, traceback.
+-- Returns: a row for each attempt that did not end as told: its job's status, or null when it had lost its lease
+--   and nothing was written for it. No row at all is the usual answer.
+-- Index: leases' primary key. Locks: those leases, in the order of their ids (the index scan sorts them), as
+--   extend.sql does; a cancellation or an extension under way is waited for, a recovery wins or loses whole.
+--
+-- The leases are deleted without being locked first: what the delete returns is the row as it was in that moment,
+-- with a cancellation that came after this statement began.
 --
 -- Cancelled meanwhile: a job that would go back to pending ends cancelled instead. What ended
 -- by itself (completed, failed, dead_letter) stays as it ended.
@@ -16,39 +20,31 @@
 --     stops for longer than its lease
 --                                         lease 3 deleted, job pending, claimed: lease 4
 --     settles (id, 3): no such lease,
---     no row back, LeaseLost
-with input as materialized (
-    select i.*
-      from jsonb_to_recordset(cast(:outcomes as jsonb)) as i (
-               id uuid, token bigint, ending text, status text, delay_seconds float8, result jsonb, error_type text,
-               error text, traceback text
-           )
-     order by i.id
-),
-held as materialized (
-    select coalesce(i.ending, 'succeeded') as ending, coalesce(i.delay_seconds, 0) as delay_seconds, i.result, i.error_type, i.error, i.traceback, l.id, l.priority, l.attempt,
-           l.token, l.worker_id, l.started_at,
-           case when i.status = 'pending' and l.cancel_requested_at is not null then 'cancelled'
-                else coalesce(i.status, 'completed') end as status
-      from input i
-     cross join lateral (
-        select l.*
-          from fencepost.leases l
-         where l.id = i.id
-           and l.queue_id = cast(:queue_id as int)
-           and l.token = i.token
-         limit 1
-           for update
-     ) l
-),
-let_go as (
+--     nothing written, told that it is lost
+with let_go as (
     delete from fencepost.leases l
      where l.queue_id = cast(:queue_id as int)
-       and l.id = any (array (select h.id from held h))
+       and l.id = any (cast(cast(:ids as text) as uuid[]))
+       -- "is true" keeps it a filter: as a join it might be driven by all leases.
+       and ((l.id, l.token) in (
+               select i.id, i.token
+                 from unnest(cast(cast(:ids as text) as uuid[]), cast(cast(:tokens as text) as bigint[])) i (id, token)
+           )) is true
+    returning l.id, l.priority, l.attempt, l.token, l.worker_id, l.started_at, l.cancel_requested_at,
+              case when cast(:details as jsonb) is not null
+                   then cast(:details as jsonb) -> (cast(l.id as text) || ' ' || cast(l.token as text)) end as detail
+),
+held as materialized (
+    select g.id, g.priority, g.attempt, g.token, g.worker_id, g.started_at, g.detail,
+           coalesce(g.detail ->> 'ending', 'succeeded') as ending,
+           case when g.detail ->> 'status' = 'pending' and g.cancel_requested_at is not null then 'cancelled'
+                else coalesce(g.detail ->> 'status', 'completed') end as status
+      from let_go g
 ),
 ended as (
     insert into fencepost.finished (id, queue_id, status, attempts, token, started_at, finished_at, result)
-    select h.id, cast(:queue_id as int), h.status, h.attempt, h.token, h.started_at, clock_timestamp(), h.result
+    select h.id, cast(:queue_id as int), h.status, h.attempt, h.token, h.started_at, clock_timestamp(),
+           nullif(h.detail -> 'result', jsonb 'null')
       from held h
      where h.status <> 'pending'
 ),
@@ -56,7 +52,7 @@ back as (
     insert into fencepost.pending (id, queue_id, priority, attempts, token, run_at)
     select h.id, cast(:queue_id as int), h.priority,
            case when h.ending = 'released' then h.attempt - 1 else h.attempt end,
-           h.token, clock_timestamp() + make_interval(secs => h.delay_seconds)
+           h.token, clock_timestamp() + make_interval(secs => coalesce(cast(h.detail ->> 'delay_seconds' as float8), 0))
       from held h
      where h.status = 'pending'
 ),
@@ -65,8 +61,14 @@ logged as (
         id, queue_id, token, attempt, outcome, worker_id, started_at, ended_at, error_type, error, traceback
     )
     select h.id, cast(:queue_id as int), h.token, h.attempt, h.ending, h.worker_id, h.started_at, clock_timestamp(),
-           h.error_type, h.error, h.traceback
+           h.detail ->> 'error_type', h.detail ->> 'error', h.detail ->> 'traceback'
       from held h
      where h.ending <> 'succeeded'
 )
-select h.id, h.token, h.status from held h
+select i.id, i.token, null as status
+  from unnest(cast(cast(:ids as text) as uuid[]), cast(cast(:tokens as text) as bigint[])) i (id, token)
+ where (i.id, i.token) not in (select h.id, h.token from held h)
+union all
+select h.id, h.token, h.status
+  from held h
+ where h.status <> coalesce(h.detail ->> 'status', 'completed')
