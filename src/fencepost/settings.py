@@ -22,6 +22,9 @@ from fencepost.errors import InvalidSettings
 LEASE_MARGIN_SECONDS = 5.0
 """What a lease must have left after the longest attempt, to write down how it ended."""
 
+SHORTEST_RETENTION_SECONDS = 60.0
+"""The least time that whoever made a job has to see how it ended."""
+
 Environment = Mapping[str, str]
 
 
@@ -63,7 +66,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int = 8080
     """The port of HTTP_ADDR, or PORT."""
     workers: int = 4
-    """WORKERS: jobs that run at once in this process; 0 serves the API only."""
+    """WORKERS: jobs that run at once in this process, or in each of PROCESSES; 0 serves the API only."""
+    processes: int = 0
+    """PROCESSES: worker processes under this one, with WORKERS each; 0 runs the workers in this process itself."""
     max_attempts: int = 5
     """MAX_ATTEMPTS of a job that doesn't say."""
     job_timeout_seconds: float = 30.0
@@ -96,6 +101,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """MAX_RESULT: the largest result that is kept, in bytes."""
     partition_days: int = 3
     """PARTITION_DAYS: the width of the time partitions that history is kept in."""
+    retain_completed_seconds: float = 7 * 86400.0
+    """RETAIN_COMPLETED: how long completed jobs are kept, from their end on; 0 is for ever, here and below."""
+    retain_failed_seconds: float = 30 * 86400.0
+    """RETAIN_FAILED: how long failed jobs are kept."""
+    retain_dead_letter_seconds: float = 30 * 86400.0
+    """RETAIN_DEAD_LETTER: how long dead-lettered jobs can be looked at and put back."""
+    retain_cancelled_seconds: float = 30 * 86400.0
+    """RETAIN_CANCELLED: how long cancelled jobs are kept."""
+    idempotency_retention_seconds: float | None = None
+    """IDEMPOTENCY_RETENTION: how long a key is kept from its first request on; None is as long as its job."""
     log_level: str = "info"
     """LOG_LEVEL: debug, info, warning or error."""
     log_format: str | None = None
@@ -197,6 +212,16 @@ def _duration(low: float, *, bare_seconds: bool = False) -> Any:
     return read
 
 
+def _retention(text: str) -> float:
+    """A time to keep things for; 0 is for ever."""
+    seconds = parse_duration(text)
+    if 0 < seconds < SHORTEST_RETENTION_SECONDS:
+        raise ValueError(
+            f"must be 0, to keep for ever, or at least {format_duration(SHORTEST_RETENTION_SECONDS)}, not {text[:40]!r}"
+        )
+    return seconds
+
+
 def _yes_or_no(text: str) -> bool:
     if text.lower() in ("true", "1", "yes", "on"):
         return True
@@ -232,6 +257,7 @@ _VARIABLES: list[tuple[str, tuple[str, ...], Any]] = [
     ("http_port", ("PORT",), _whole(0, 65535)),
     ("http_host", ("HTTP_ADDR",), _address),
     ("workers", ("WORKERS", "WORKER_COUNT"), _whole(0, 10_000)),
+    ("processes", ("PROCESSES",), _whole(0, 256)),
     ("max_attempts", ("MAX_ATTEMPTS",), _whole(1, Limits.MAX_ATTEMPTS)),
     ("job_timeout_seconds", ("JOB_TIMEOUT",), _SECONDS),
     ("lease_seconds", ("LEASE_DURATION", "VISIBILITY_TIMEOUT"), _duration(0.001, bare_seconds=True)),
@@ -251,6 +277,11 @@ _VARIABLES: list[tuple[str, tuple[str, ...], Any]] = [
     ("max_payload_bytes", ("MAX_PAYLOAD",), _whole(2, 64 << 20)),
     ("max_result_bytes", ("MAX_RESULT",), _whole(2, 64 << 20)),
     ("partition_days", ("PARTITION_DAYS",), _whole(1, 3650)),
+    ("retain_completed_seconds", ("RETAIN_COMPLETED",), _retention),
+    ("retain_failed_seconds", ("RETAIN_FAILED",), _retention),
+    ("retain_dead_letter_seconds", ("RETAIN_DEAD_LETTER",), _retention),
+    ("retain_cancelled_seconds", ("RETAIN_CANCELLED",), _retention),
+    ("idempotency_retention_seconds", ("IDEMPOTENCY_RETENTION",), _retention),
     ("log_level", ("LOG_LEVEL",), _one_of("debug", "info", "warning", "error")),
     ("log_format", ("LOG_FORMAT",), _one_of("json", "text")),
 ]

@@ -13,6 +13,7 @@ the locks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -39,6 +40,10 @@ class Enqueued(msgspec.Struct, frozen=True):
     run_at: Any = None
 
 
+class _KeyVanished(Exception):
+    """An idempotency key was in the way of an insert and then wasn't there: retention removed it in between."""
+
+
 class Jobs:
     """The jobs of one schema, as producers and operators use them."""
 
@@ -62,21 +67,17 @@ class Jobs:
         queue_ids = [await self._queues.ensure(job.queue, job.priority) for job in jobs]
         records = [_record(job, queue_id) for job, queue_id in zip(jobs, queue_ids, strict=True)]
         for _ in range(RACE_ROUNDS):
-            answers = await (self._enqueue_one(records[0]) if len(records) == 1 else self._enqueue_all(records))
-            if answers is not None:
-                return answers
+            with suppress(_KeyVanished):
+                return await (self._enqueue_one(records[0]) if len(records) == 1 else self._enqueue_all(records))
         raise KeyConflict("the job of this idempotency key is being removed right now; try again")
 
-    async def _enqueue_one(self, record: Record) -> list[Enqueued] | None:
-        """One job, in a statement shared with whoever else is enqueueing; None when its key's job just vanished."""
+    async def _enqueue_one(self, record: Record) -> list[Enqueued]:
+        """One job, in a statement shared with whoever else is enqueueing. Raises _KeyVanished."""
         row = await self._merger.put(record)
-        if row is not None:
-            return [_enqueued(row)]
-        replayed = await self._replay(self._database, record)
-        return None if replayed is None else [replayed]
+        return [_enqueued(row) if row is not None else await self._replay(self._database, record)]
 
-    async def _enqueue_all(self, records: list[Record]) -> list[Enqueued] | None:
-        """Several jobs, all or none; None when a key's job vanished between the statements."""
+    async def _enqueue_all(self, records: list[Record]) -> list[Enqueued]:
+        """Several jobs, all or none. Raises _KeyVanished."""
         if not any(record["idempotency_key"] for record in records):
             stored = {row["id"]: row for row in await self._insert(records)}
             return [_enqueued(stored[record["id"]]) for record in records]
@@ -89,10 +90,8 @@ class Jobs:
                 _enqueued(stored[record["id"]]) if record["id"] in stored else await self._replay(session, record)
                 for record in records
             ]
-            if None in found:
-                return None
         self._hints.committed(queue_ids)
-        return [answer for answer in found if answer is not None]
+        return found
 
     async def _insert(self, records: Sequence[Record]) -> list[Row]:
         """Store records in a transaction of their own, and wake workers."""
@@ -106,10 +105,18 @@ class Jobs:
             "enqueue", jobs=msgspec.json.encode(records), channel=self._database.channel, hint=hint
         )
 
-    async def _replay(self, session: Querier, record: Record) -> Enqueued | None:
+    async def _replay(self, session: Querier, record: Record) -> Enqueued:
+        """What a key that exists has made. Raises KeyConflict; _KeyVanished when it was removed just now."""
         rows = await session.fetch("replay", job=msgspec.json.encode(record))
-        if not rows or rows[0]["job_gone"]:
-            return None
+        if not rows:
+            raise _KeyVanished
+        if rows[0]["job_gone"]:
+            # Keys may be kept for longer than jobs. Whether this request is the same can't be told any more, and a
+            # second job is what the key is there to prevent.
+            raise KeyConflict(
+                f"the idempotency key {record['idempotency_key']!r} already made job {rows[0]['id']}, which has ended "
+                "and was removed since; use a new key for a new request"
+            )
         if not rows[0]["same"]:
             raise KeyConflict(
                 f"the idempotency key {record['idempotency_key']!r} already made job {rows[0]['id']} from another "

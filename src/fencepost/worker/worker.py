@@ -23,6 +23,7 @@ from fencepost.errors import DatabaseUnavailable
 from fencepost.settings import Settings
 from fencepost.store.database import ACQUIRE_SECONDS, HOT_SESSION, Database
 from fencepost.store.listener import Listener
+from fencepost.store.retention import Keep, Retention
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
 from fencepost.worker import maintenance
@@ -30,6 +31,7 @@ from fencepost.worker.attempt import Attempt
 from fencepost.worker.dispatcher import Dispatcher
 from fencepost.worker.executor import GRACE_SECONDS, Executor
 from fencepost.worker.leases import LeaseKeeper
+from fencepost.worker.pruner import Pruner
 from fencepost.worker.settler import Settler
 
 log = logging.getLogger("fencepost.worker")
@@ -55,7 +57,7 @@ class Worker:
         self.id: UUID = uuid4()
         self._settings = settings
         self._events = events
-        self._database = Database(dsn, schema=settings.schema, connections=CONNECTIONS, session=HOT_SESSION)
+        self._database = Database(dsn, schema=settings.schema, connections=CONNECTIONS, lines=2, session=HOT_SESSION)
         self._store = WorkerStore(self._database, self.id)
         self._settler = Settler(self._store, settled=self._settled)
         self._executor = Executor(
@@ -85,6 +87,7 @@ class Worker:
         )
         self._rescuer = maintenance.Rescuer(self._store, wake=self._dispatcher.wake, events=events)
         self._presence = maintenance.Presence(self._store, slots=settings.workers)
+        self._pruner = Pruner(Retention(self._database, Keep.of(settings)), events=events)
         self._listener = Listener(self._database, heard=self._heard, connected=self._dispatcher.poll_now)
         self._duties: list[asyncio.Task[None]] = []
         self._errands: set[asyncio.Task[None]] = set()
@@ -124,6 +127,7 @@ class Worker:
                 ),
                 "partitions",
             ),
+            self._task(self._pruner.keep_on(), "pruner"),
         ]
         self._claiming = self._task(self._dispatcher.run(), "dispatcher")
 
@@ -152,10 +156,10 @@ class Worker:
         """
         await self.stop_claiming()
         await self._returned(timeout_seconds)
-        for attempt in list(self._executor.running.values()):
+        for attempt in list(self._executor.running):
             self._executor.interrupt(attempt, Ending.RELEASED)
         await self._returned(GRACE_SECONDS if self._can_stop() else 0)
-        stubborn = [attempt for attempt in self._executor.running.values() if not attempt.abandoned]
+        stubborn = [attempt for attempt in self._executor.running if not attempt.abandoned]
         for attempt in stubborn:
             self._executor.abandon(attempt)
         if self._settling is not None and not self._settling.done():
@@ -176,13 +180,13 @@ class Worker:
             await self._presence.leave()
 
     def _can_stop(self) -> bool:
-        return any(attempt.task is not None and not attempt.abandoned for attempt in self._executor.running.values())
+        return any(attempt.task is not None and not attempt.abandoned for attempt in self._executor.running)
 
     async def _returned(self, seconds: float) -> None:
         """Wait until every handler has returned, or *seconds* have passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while any(not attempt.abandoned for attempt in self._executor.running.values()):
+                while any(not attempt.abandoned for attempt in self._executor.running):
                     self._executor.slot_freed.clear()
                     await self._executor.slot_freed.wait()
 
@@ -256,7 +260,7 @@ class Worker:
         elif kind == "cancel":
             queue_id, _, job_id = rest.partition(" ")
             wanted = UUID(job_id)
-            if any(running == wanted for running, _ in self._executor.running):
+            if any(attempt.lease.id == wanted for attempt in self._executor.running):
                 self._look_at_cancellation(int(queue_id), wanted)
             elif self._dispatcher.is_claiming:
                 # The hint may have overtaken the claim's answer, on its other connection.
@@ -270,10 +274,9 @@ class Worker:
     async def _cancel(self, queue_id: int, job_id: UUID) -> None:
         """A hint says that somebody wants a job of ours to stop: ask the database, and do it."""
         with suppress(DatabaseUnavailable):
-            for key in await self._store.cancel_requests(queue_id, [job_id]):
-                attempt = self._executor.running.get(key)
-                if attempt is not None:
-                    self._executor.interrupt(attempt, Ending.CANCELLED)
+            requested = await self._store.cancel_requests(queue_id, [job_id])
+            for attempt in [attempt for attempt in self._executor.running if attempt.key in requested]:
+                self._executor.interrupt(attempt, Ending.CANCELLED)
 
     async def _make_partitions(self) -> None:
         await self._store.ensure_partitions(partition_days=self._settings.partition_days)
