@@ -129,7 +129,8 @@ def test_job_types_module_works(database_url: str) -> None:
             service.wait_for(busy, "pending")
 
 
-def test_operating_page_queries_run(database_url: str) -> None:
+@pytest.mark.parametrize("page", ["docs/how-to/operate.md", "docs/how-to/retention.md"])
+def test_queries_of_the_pages_run(page: str, database_url: str) -> None:
     import asyncio
 
     import asyncpg
@@ -137,9 +138,25 @@ def test_operating_page_queries_run(database_url: str) -> None:
     async def check() -> None:
         connection = await asyncpg.connect(database_url)
         try:
-            for query in blocks("docs/how-to/operate.md", "sql"):
+            for query in blocks(page, "sql"):
                 await connection.fetch(query)
         finally:
             await connection.close()
 
     asyncio.run(check())
+
+
+def test_retention_page_commands_run(database_url: str) -> None:
+    for_ever, prune = blocks("docs/how-to/retention.md", "bash")
+    script = for_ever + prune.replace("postgresql://…", f"'{database_url}'")
+    ended = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "0 jobs are past their time; nothing was changed" in ended.stderr
+    assert "removed 0 jobs" in ended.stderr

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -31,10 +31,12 @@ class Answer(msgspec.Struct):
 class Service:
     """A running `fencepost serve` on a free port of loopback."""
 
+    command = "serve"
+
     def __init__(self, *arguments: str, **environment: str) -> None:
         inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fencepost.cli.main", "serve", *arguments],
+            [sys.executable, "-m", "fencepost.cli.main", self.command, *arguments],
             env={**inherited, "HTTP_ADDR": "127.0.0.1:0", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -50,7 +52,7 @@ class Service:
             reader.start()
         self.url = ""
 
-    def __enter__(self) -> Service:
+    def __enter__(self) -> Self:
         self.wait_until_listening()
         return self
 

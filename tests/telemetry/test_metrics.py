@@ -31,6 +31,7 @@ def test_every_series_is_there_from_the_start() -> None:
         'jobs_failed_total{status="dead_letter"} 0.0',
         "jobs_retried_total 0.0",
         "jobs_recovered_total 0.0",
+        "jobs_pruned_total 0.0",
         "jobs_in_flight 0.0",
         "active_workers 0.0",
         "stuck_handlers 0.0",
@@ -89,7 +90,9 @@ def test_recovery_and_retries_by_hand() -> None:
     metrics = Metrics()
     metrics.recovered(4)
     metrics.retried_by_hand()
-    assert {"jobs_recovered_total 4.0", "jobs_retried_total 1.0"} <= set(lines(metrics))
+    metrics.pruned(30)
+    metrics.pruned(12)
+    assert {"jobs_recovered_total 4.0", "jobs_retried_total 1.0", "jobs_pruned_total 42.0"} <= set(lines(metrics))
 
 
 def test_queues_beyond_two_hundred_are_summed_up() -> None:

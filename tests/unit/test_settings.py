@@ -22,6 +22,13 @@ def test_nothing_needs_to_be_set() -> None:
     assert (settings.backoff_base_seconds, settings.backoff_max_seconds) == (1, 300)
     assert (settings.shutdown_timeout_seconds, settings.drain_delay_seconds) == (20, 0)
     assert settings.priority_aging_seconds == 60
+    assert (settings.retain_completed_seconds, settings.idempotency_retention_seconds) == (7 * 86400, None)
+    for seconds in (
+        settings.retain_failed_seconds,
+        settings.retain_dead_letter_seconds,
+        settings.retain_cancelled_seconds,
+    ):
+        assert seconds == 30 * 86400
     assert not settings.webhook_allow_private
     assert settings.api_tokens == ()
     assert (settings.log_level, settings.log_format) == ("info", None)
@@ -58,9 +65,16 @@ VARIABLES: list[tuple[str, str, str, Any]] = [
     ("PRIORITY_AGING", "0", "priority_aging_seconds", 0),
     ("WEBHOOK_ALLOW_PRIVATE", "Yes", "webhook_allow_private", True),
     ("API_TOKENS", "one, two,,one", "api_tokens", (Secret("one"), Secret("two"))),
+    ("PROCESSES", "3", "processes", 3),
     ("MAX_PAYLOAD", "2048", "max_payload_bytes", 2048),
     ("MAX_RESULT", "4096", "max_result_bytes", 4096),
     ("PARTITION_DAYS", "7", "partition_days", 7),
+    ("RETAIN_COMPLETED", "1d", "retain_completed_seconds", 86400),
+    ("RETAIN_COMPLETED", "0", "retain_completed_seconds", 0),
+    ("RETAIN_FAILED", "1m", "retain_failed_seconds", 60),
+    ("RETAIN_DEAD_LETTER", "3650d", "retain_dead_letter_seconds", 3650 * 86400),
+    ("RETAIN_CANCELLED", "12h", "retain_cancelled_seconds", 43200),
+    ("IDEMPOTENCY_RETENTION", "24h", "idempotency_retention_seconds", 86400),
     ("LOG_LEVEL", "WARNING", "log_level", "warning"),
     ("LOG_FORMAT", "json", "log_format", "json"),
 ]
@@ -133,6 +147,11 @@ def test_flags_win_over_the_environment_and_none_is_no_flag() -> None:
         ("LOG_FORMAT", "xml", "must be one of json, text"),
         ("MAX_PAYLOAD", "1", "from 2 to"),
         ("PARTITION_DAYS", "0", "from 1 to 3,650"),
+        ("RETAIN_COMPLETED", "59s", "must be 0, to keep for ever, or at least 1m"),
+        ("RETAIN_FAILED", "-1d", "is not a duration"),
+        ("RETAIN_DEAD_LETTER", "7", "is not a duration"),
+        ("RETAIN_CANCELLED", "101y", "is not a duration"),
+        ("IDEMPOTENCY_RETENTION", "1ms", "must be 0, to keep for ever, or at least 1m"),
         ("DATABASE_CONNECTIONS", "1", "from 2 to 1,000"),
     ],
 )

@@ -53,7 +53,9 @@ def main() -> None:
     Examples:
       fencepost serve                      API on :8080 and 4 workers, on an embedded PostgreSQL
       DATABASE_URL=postgresql://… fencepost serve --workers 16
+      fencepost worker myapp.jobs:app --processes 4
       fencepost migrate --status           what the database's schema has and lacks
+      fencepost prune --dry-run            which old jobs would be removed
       fencepost load-test --jobs 5000 --fail-rate 0.2
 
     Settings come from the environment; docs/reference/configuration.md lists them.
@@ -62,7 +64,10 @@ def main() -> None:
 
 @main.command()
 @click.argument("app", required=False, metavar="[MODULE:APP]")
-@click.option("--workers", type=click.IntRange(0, 10_000), help="Jobs that run at once here; 0 serves the API only.")
+@click.option("--workers", type=click.IntRange(0, 10_000), help="Jobs that run at once; 0 serves the API only.")
+@click.option(
+    "--processes", type=click.IntRange(0, 256), help="Run the workers in so many processes, with --workers each."
+)
 @click.option("--http-addr", metavar="HOST:PORT", help="Where the API listens; :PORT is every interface.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where the embedded PostgreSQL keeps its data.")
 @click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
@@ -74,13 +79,40 @@ def serve(app: str | None, **flags: Any) -> None:
     DATABASE_URL a private PostgreSQL is started; its data survives restarts. Ctrl-C stops everything in
     order; a second Ctrl-C at once.
 
+    With --processes this process serves the API, and restarts worker processes that die.
+
     \b
     Examples:
       fencepost serve
       fencepost serve --workers 16 --http-addr :9000
+      fencepost serve --processes 4 --workers 50
       fencepost serve myapp.jobs:app
     """
     from fencepost.cli.serve import serve as run
+
+    sys.exit(run(app, flags))
+
+
+@main.command()
+@click.argument("app", required=False, metavar="[MODULE:APP]")
+@click.option("--workers", type=click.IntRange(1, 10_000), help="Jobs that run at once, in each process.  [default: 4]")
+@click.option("--processes", type=click.IntRange(0, 256), help="Run so many processes, and restart those that die.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where an embedded PostgreSQL to share has its data.")
+@click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
+def worker(app: str | None, **flags: Any) -> None:
+    """Run workers alone, without the HTTP API.
+
+    For machines that only work: any number of them share the database of DATABASE_URL. Without it the embedded
+    PostgreSQL of a `fencepost serve` on this machine is used while that one runs. Ctrl-C stops everything in
+    order; a second Ctrl-C at once.
+
+    \b
+    Examples:
+      DATABASE_URL=postgresql://… fencepost worker myapp.jobs:app
+      DATABASE_URL=postgresql://… fencepost worker myapp.jobs:app --processes 4 --workers 50
+    """
+    from fencepost.cli.worker import worker as run
 
     sys.exit(run(app, flags))
 
@@ -104,6 +136,26 @@ def migrate(print_only: bool, status: bool, schema: str | None) -> None:
     from fencepost.cli.migrate import migrate as run
 
     sys.exit(run(print_only=print_only, status=status, schema=schema))
+
+
+@main.command()
+@click.option("--dry-run", is_flag=True, help="Say what would go; change nothing.")
+@click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
+def prune(dry_run: bool, schema: str | None) -> None:
+    """Remove jobs that have been kept long enough from DATABASE_URL, now.
+
+    Workers do this by themselves, about once an hour; use this command after changing RETAIN_COMPLETED and its
+    like, or to see what they will do. Safe beside running workers. With exit code 6 something has to wait for a
+    lock, or for another process that is pruning.
+
+    \b
+    Examples:
+      DATABASE_URL=postgresql://… fencepost prune --dry-run
+      DATABASE_URL=postgresql://… RETAIN_COMPLETED=1d fencepost prune
+    """
+    from fencepost.cli.prune import prune as run
+
+    sys.exit(run(dry_run=dry_run, schema=schema))
 
 
 @main.command("load-test")
@@ -145,7 +197,7 @@ def load_test(**options: Any) -> None:
 @click.option(
     "--payload-bytes", type=click.IntRange(0, 1 << 20), default=0, show_default=True, help="Added to a payload."
 )
-@click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Length of mixed and idle.")
+@click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Of mixed, idle, crowded.")
 @click.option("--rate", type=click.FloatRange(1), default=3000.0, show_default=True, help="Jobs a second of mixed.")
 @click.option("--log-lines", is_flag=True, help="With the log lines of each attempt, as JSON to nowhere.")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs; medians are reported.")
@@ -172,11 +224,15 @@ def bench(
       mixed               a steady rate in and out
       mixed-pinned        the same, with a snapshot held open elsewhere
       idle                a worker with nothing to do
+      http                POST /jobs over 64 connections
+      crowded             claims and lists beside millions of other jobs
+      memory              what a worker holds after many jobs
 
     \b
     Examples:
       fencepost bench drain latency
       fencepost bench drain-pinned --jobs 300000 --repeat 1 --json
+      fencepost bench mixed --seconds 600 --repeat 1
     """
     from fencepost.cli.bench.command import KINDS
     from fencepost.cli.bench.command import bench as run

@@ -58,16 +58,19 @@ class WorkerThread:
 
     async def stop_claiming(self) -> None:
         """See `Worker.stop_claiming`."""
-        if self._worker is not None:
+        if self._worker is not None and not self.failed.done():
             await self._call(self._worker.stop_claiming())
 
     async def drain(self, timeout_seconds: float) -> int:
         """See `Worker.drain`; ends the thread's loop."""
-        if self._worker is None or self._finish is None or self._loop is None:
+        if self._worker is None or self._finish is None or self._loop is None or self.failed.done():
             return 0
         stubborn = await self._call(self._worker.drain(timeout_seconds))
         self._loop.call_soon_threadsafe(self._finish.set)
         return stubborn
+
+    def kill(self) -> None:
+        """Nothing: its thread ends with this process."""
 
     async def _call(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None

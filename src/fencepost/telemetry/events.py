@@ -33,5 +33,8 @@ class Events:
     def recovered(self, count: int) -> None:
         """Expired leases were taken back."""
 
+    def pruned(self, count: int) -> None:
+        """Finished jobs were removed: their time was over."""
+
     def stuck(self, change: int) -> None:
         """A handler that ignored its cancellation keeps a slot (+1), or let go of it (−1)."""

@@ -9,7 +9,9 @@ not `sum`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from prometheus_client import (
@@ -24,17 +26,17 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
-from fencepost.telemetry.events import Events
+from fencepost.telemetry.tally import JOB_BUCKETS, Counts, Durations, ProcessEvents
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 QUEUE_LABELS = 200
 """Queues that get a series of their own; the others are summed up in `other`."""
-JOB_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 HTTP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -60,8 +62,12 @@ class QueueNumbers(Protocol):
         ...
 
 
-class Metrics(Events):
-    """The metrics of one process, in a registry of their own. Its methods may be called from any thread."""
+class Metrics(ProcessEvents):
+    """
+    The metrics of one process and of its worker processes, in a registry of their own.
+
+    Its methods may be called from any thread.
+    """
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -75,16 +81,15 @@ class Metrics(Events):
         self._failed = {status: failed.labels(status.value) for status in (Status.FAILED, Status.DEAD_LETTER)}
         self._retried = Counter("jobs_retried", "Retries scheduled after a failure, or by hand.", registry=registry)
         self._recovered = Counter("jobs_recovered", "Expired leases taken back here.", registry=registry)
-        seconds = Histogram(
-            "job_processing_duration_seconds",
-            "How long attempts ran.",
-            ["outcome"],
-            buckets=JOB_BUCKETS,
-            registry=registry,
-        )
-        self._seconds = {ending: seconds.labels(ending.value) for ending in Ending}
-        self._active = Gauge("active_workers", "Slots of this process that are busy.", registry=registry)
+        self._pruned = Counter("jobs_pruned", "Finished jobs removed here: their time was over.", registry=registry)
+        self._durations = _Durations()
+        registry.register(self._durations)
+        self._active = Gauge("active_workers", "Slots that are busy here.", registry=registry)
         self._stuck = Gauge("stuck_handlers", "Handlers that ignore their cancellation.", registry=registry)
+        self._processes = Gauge("worker_processes", "Worker processes that run under this one.", registry=registry)
+        self._process_ends = Counter(
+            "worker_process_ends", "Worker processes that ended without being told to.", registry=registry
+        )
         self._http = Histogram(
             "http_request_duration_seconds",
             "How long requests took.",
@@ -107,15 +112,18 @@ class Metrics(Events):
     def ended(self, ending: Ending, status: str | None, seconds: float) -> None:
         """An attempt ended; its job is now in *status*, or the lease was lost (None)."""
         self._active.dec()
-        self._seconds[Ending.LOST if status is None else ending].observe(seconds)
+        self._durations.observe(Ending.LOST if status is None else ending, seconds)
+        self._count(ending, status, 1)
+
+    def _count(self, ending: Ending, status: str | None, times: int) -> None:
         if status == Status.COMPLETED:
-            self._completed.inc()
+            self._completed.inc(times)
         elif status == Status.PENDING and ending in _RETRYABLE:
-            self._retried.inc()
+            self._retried.inc(times)
         elif status is not None:
             failed = self._failed.get(Status(status))
             if failed is not None:
-                failed.inc()
+                failed.inc(times)
 
     def retried_by_hand(self) -> None:
         """A dead-lettered job was put back."""
@@ -125,10 +133,34 @@ class Metrics(Events):
         """Expired leases were taken back."""
         self._recovered.inc(count)
 
+    def pruned(self, count: int) -> None:
+        """Finished jobs were removed: their time was over."""
+        self._pruned.inc(count)
+
     def stuck(self, change: int) -> None:
         """A handler keeps its slot beyond its attempt (+1), or let go of it (−1)."""
         self._stuck.inc(change)
         self._active.inc(change)
+
+    def merge(self, counts: Counts) -> None:
+        """A worker process has counted these."""
+        for ended in counts.ended:
+            self._durations.add(Ending.LOST if ended.status is None else ended.ending, ended.durations)
+            self._count(ended.ending, ended.status, ended.durations.count)
+        self._recovered.inc(counts.recovered)
+        self._pruned.inc(counts.pruned)
+        self._active.inc(counts.active)
+        self._stuck.inc(counts.stuck)
+
+    def process_started(self) -> None:
+        """A worker process was started."""
+        self._processes.inc()
+
+    def process_ended(self, *, expected: bool) -> None:
+        """A worker process has ended: as it was told to, or by itself."""
+        self._processes.dec()
+        if not expected:
+            self._process_ends.inc()
 
     def requested(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request to *route*, a template, was answered."""
@@ -142,6 +174,33 @@ class Metrics(Events):
         """Write everything down. Without *queues* (the database didn't answer) their gauges are left out."""
         self._queues.states = queues
         return generate_latest(self.registry)
+
+
+class _Durations(Collector):
+    """The histogram of attempts. The library's own can't be given what another process has counted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_ending = {ending: Durations() for ending in Ending}
+
+    def observe(self, ending: Ending, seconds: float) -> None:
+        """One attempt took so long."""
+        with self._lock:
+            self._by_ending[ending].observe(seconds)
+
+    def add(self, ending: Ending, durations: Durations) -> None:
+        """Attempts of another process."""
+        with self._lock:
+            self._by_ending[ending].add(durations)
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily("job_processing_duration_seconds", "How long attempts ran.", labels=["outcome"])
+        bounds = [*map(floatToGoString, JOB_BUCKETS), "+Inf"]
+        with self._lock:
+            for ending, durations in self._by_ending.items():
+                buckets = list(zip(bounds, accumulate(durations.buckets), strict=True))
+                family.add_metric([ending.value], buckets, durations.seconds)
+        yield family
 
 
 class _Queues(Collector):

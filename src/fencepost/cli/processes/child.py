@@ -1,0 +1,215 @@
+"""
+A worker process: `python -m fencepost.cli.processes.child DESCRIPTOR`.
+
+The worker has a thread and a loop of its own, so that whatever its handlers do, this
+one hears its parent. It stops when it is told to, by its parent or by a signal, and
+when its parent is gone; it is gone itself `LAST_SECONDS` after SHUTDOWN_TIMEOUT at the
+latest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from fencepost.app import JobType
+from fencepost.cli.application import application
+from fencepost.cli.processes import messages
+from fencepost.cli.processes.messages import Config, Drain, Order, StopClaiming
+from fencepost.cli.signals import StopSignals
+from fencepost.cli.worker_thread import WorkerThread, new_event_loop
+from fencepost.errors import FencepostError
+from fencepost.telemetry import logs
+from fencepost.telemetry.tally import Tally
+from fencepost.worker.worker import Worker
+
+log = logging.getLogger("fencepost.worker")
+
+REPORT_SECONDS = 0.5
+"""How often the parent hears what has happened."""
+
+
+def main() -> None:
+    """Run the process."""
+    link = socket.socket(fileno=int(sys.argv[1]))
+    # What a handler starts has no business with our parent.
+    link.set_inheritable(False)
+    with link.makefile("rb", buffering=0) as stream:
+        first = stream.readline()
+    if not first:
+        return
+    config = msgspec.json.decode(first, type=Config)
+    if config.turn is not None:
+        os.set_inheritable(config.turn, False)
+    logs.configure(config.settings, worker_process=config.number, turn=config.turn)
+    try:
+        with _ending_with_the_parent(link):
+            types = application(config.app, config.settings).types
+    except FencepostError as error:
+        link.sendall(messages.line(messages.Refused(str(error), error.exit_code)))
+        sys.exit(error.exit_code)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        sys.exit(runner.run(_run(link, config, types)))
+
+
+@contextmanager
+def _ending_with_the_parent(link: socket.socket) -> Iterator[None]:
+    """
+    Meanwhile, end the process when its parent is gone: an import may take for ever, and no job is held yet.
+
+    A signal does the same by itself.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.2):
+            if _is_over(link):
+                os._exit(1)
+
+    watcher = threading.Thread(target=watch, name="fencepost-parent", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _is_over(link: socket.socket) -> bool:
+    try:
+        return bool(select.select([link], [], [], 0)[0]) and not link.recv(1, socket.MSG_PEEK)
+    except ConnectionError:
+        return True
+
+
+async def _run(link: socket.socket, config: Config, types: Mapping[str, JobType]) -> int:
+    reader, writer = await asyncio.open_unix_connection(sock=link, limit=messages.LINE_LIMIT)
+    child = _Child(config, types, reader, writer)
+    try:
+        return await child.run()
+    except FencepostError as error:
+        child.say(messages.Refused(str(error), error.exit_code))
+        return error.exit_code
+    finally:
+        await child.close()
+
+
+class _Child:
+    """The process's life, and its side of the conversation."""
+
+    def __init__(
+        self,
+        config: Config,
+        types: Mapping[str, JobType],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._config = config
+        self._types = types
+        self._reader = reader
+        self._writer = writer
+        self._tally = Tally()
+        self._draining = False
+
+    async def run(self) -> int:
+        """Work until there is a reason to stop, then stop in order; returns the exit code. Raises FencepostError."""
+        settings = self._config.settings
+        signals = StopSignals(announce=False)
+        worker = WorkerThread(lambda: Worker(self._config.dsn, self._types, settings, self._tally))
+        await worker.start()
+        self.say(messages.Ready())
+        ordered = asyncio.create_task(self._obey(worker), name="fencepost-orders")
+        signalled = asyncio.create_task(signals.stop.wait(), name="fencepost-signals")
+        reporting = asyncio.create_task(self._report(), name="fencepost-reports")
+        reasons: list[asyncio.Future[object]] = [ordered, signalled, worker.failed]  # type: ignore[list-item]
+        await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+        timeout = ordered.result() if ordered.done() else settings.shutdown_timeout_seconds
+        failed = worker.failed.done()
+        if failed:
+            log.error("the worker has ended", exc_info=worker.failed.result())
+        await self._drain(worker, 0 if failed else timeout)
+        reporting.cancel()
+        return 1 if failed else 0
+
+    def say(self, report: messages.Report) -> None:
+        """Tell the parent, if it is still there."""
+        if not self._writer.is_closing():
+            self._writer.write(messages.line(report))
+
+    async def close(self) -> None:
+        """See that everything said has been heard."""
+        with suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(1):
+                await self._writer.drain()
+                self._writer.close()
+                await self._writer.wait_closed()
+
+    async def _obey(self, worker: WorkerThread) -> float:
+        """Do what the parent says, until it says to drain or is gone; returns how long running jobs get."""
+        while text := await self._next_line():
+            order = msgspec.json.decode(text, type=Order)
+            if isinstance(order, Drain):
+                return order.timeout_seconds
+            if isinstance(order, StopClaiming):
+                if not self._draining:
+                    await worker.stop_claiming()
+                self.say(messages.Quiet())
+        if not self._draining:
+            log.warning("the parent process is gone; stopping")
+        self._writer.close()
+        return self._config.settings.shutdown_timeout_seconds
+
+    async def _next_line(self) -> bytes:
+        try:
+            return await self._reader.readline()
+        except ConnectionError:
+            return b""
+
+    async def _drain(self, worker: WorkerThread, timeout_seconds: float) -> None:
+        self._draining = True
+        _end_within(timeout_seconds + messages.LAST_SECONDS)
+        log.info("stopping", extra={"running_jobs": worker.running})
+        handlers_left = await worker.drain(timeout_seconds)
+        self._count()
+        self.say(messages.Drained(handlers_left))
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            # A parent that doesn't read (a stopped one) gets the sum once it does.
+            if self._writer.transport.get_write_buffer_size() == 0:
+                self._count()
+
+    def _count(self) -> None:
+        counts = self._tally.take()
+        if counts is not None:
+            self.say(messages.Counted(counts))
+
+
+def _end_within(seconds: float) -> None:
+    """
+    End the process after so long, whatever still runs.
+
+    A handler that blocks its loop, or a thread of some library that the interpreter waits
+    for, would keep it for ever, and a parent that could kill it may be gone.
+    """
+
+    def end() -> None:
+        time.sleep(seconds)
+        os._exit(1)
+
+    threading.Thread(target=end, name="fencepost-end", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

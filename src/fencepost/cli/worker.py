@@ -1,0 +1,92 @@
+"""
+`fencepost worker`: workers alone, without the API.
+
+One worker in a thread of this process, or PROCESSES of them under it. It stops as
+`fencepost serve` does, without the steps that are about HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import click
+
+import fencepost
+from fencepost.app import Fencepost
+from fencepost.cli.application import application, connect, settings_of
+from fencepost.cli.pool import configure_logs, describe, make_pool, started
+from fencepost.cli.signals import StopSignals
+from fencepost.cli.worker_thread import new_event_loop
+from fencepost.embedded import default_data_dir
+from fencepost.embedded.running import find_running
+from fencepost.errors import InvalidSettings
+from fencepost.settings import Settings
+from fencepost.store.database import Database
+from fencepost.store.migrate import prepare
+from fencepost.telemetry.tally import ProcessEvents
+
+log = logging.getLogger("fencepost.worker")
+
+
+def worker(app_name: str | None, flags: dict[str, Any]) -> int:
+    """Run until a signal; returns the exit code."""
+    settings = settings_of(flags)
+    if not settings.workers:
+        raise InvalidSettings("WORKERS is 0, and a worker without the API would do nothing; set it to 1 or more")
+    turn = configure_logs(settings)
+    app = application(app_name, settings)
+    dsn, where = _database(settings)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_Workers(settings, app, name=app_name, dsn=dsn, turn=turn).run(where))
+
+
+def _database(settings: Settings) -> tuple[str, str]:
+    """The address of the jobs, and where that is in words."""
+    if settings.database_url is not None:
+        return settings.database_url.reveal(), "in the database of DATABASE_URL"
+    data_dir = settings.data_dir or default_data_dir()
+    dsn, owner = find_running(data_dir)
+    return dsn, f"in {data_dir} (the embedded PostgreSQL that process {owner} runs, and that goes with it)"
+
+
+class _Workers:
+    """Workers from their start to the last step of the shutdown."""
+
+    def __init__(self, settings: Settings, app: Fencepost, *, name: str | None, dsn: str, turn: int | None) -> None:
+        self._settings = settings
+        self._app = app
+        self._name = name
+        self._dsn = dsn
+        self._turn = turn
+
+    async def run(self, where: str) -> int:
+        """Work until a signal, then stop in order."""
+        pool = make_pool(
+            self._settings, self._app, name=self._name, dsn=self._dsn, turn=self._turn, events=ProcessEvents()
+        )
+        signals = StopSignals(at_once=pool.kill)
+        await self._prepare(signals.stop)
+        await started(pool, signals.stop)
+        click.echo(
+            f"fencepost {fencepost.__version__}: {describe(self._settings)}, no API\n"
+            f"data {where}, schema {self._settings.schema}",
+            err=True,
+        )
+        awaited: list[asyncio.Future[Any]] = [asyncio.create_task(signals.stop.wait()), pool.failed]
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        log.info("stopping", extra={"running_jobs": pool.running})
+        await pool.stop_claiming()
+        handlers_left = await pool.drain(self._settings.shutdown_timeout_seconds)
+        log.info("stopped", extra={"handlers_left": handlers_left})
+        return 1 if pool.failed.done() else 0
+
+    async def _prepare(self, stop: asyncio.Event) -> None:
+        """Wait for the database, and bring its schema up to date."""
+        database = Database(self._dsn, schema=self._settings.schema, connections=2)
+        await connect(database, stop)
+        try:
+            await prepare(database, partition_days=self._settings.partition_days)
+        finally:
+            await database.close()
