@@ -16,7 +16,8 @@ import httpx2
 import msgspec
 
 from fencepost.api.app import Services, create_app
-from fencepost.api.server import ApiServer, Bounds, bind_socket, make_server
+from fencepost.api.connection import Bounds
+from fencepost.api.server import ApiServer, bind_socket, make_server
 from fencepost.app import Fencepost
 from fencepost.domain import outcome
 from fencepost.domain.backoff import Backoff

@@ -9,7 +9,9 @@ import httpx2
 import pytest
 
 from fencepost.api.app import Services
-from fencepost.api.server import Bounds, bind_socket
+from fencepost.api.connection import Bounds
+from fencepost.api.exchange import head_of
+from fencepost.api.server import bind_socket
 from fencepost.errors import InvalidSettings
 from fencepost.settings import Settings
 from fencepost.store.jobs import Jobs
@@ -38,6 +40,22 @@ async def test_one_connection_serves_many_requests(services: Services) -> None:
         for _ in range(3):
             status, headers, _ = await wire.answer()
             assert (status, "connection" in headers) == (201, False)
+
+
+async def test_large_bodies_leave_the_connection_as_it_was(services: Services) -> None:
+    body = b'{"type":"echo","payload":"%s"}' % (b"x" * 200_000)
+    async with serving(services) as served, served.connection() as wire:
+        for _ in range(3):
+            await wire.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            status, _, record = await wire.answer()
+            assert (status, len(record) > 200_000) == (201, True)
+
+
+async def test_what_answers_tell_apart_is_never_split_in_two() -> None:
+    assert head_of(204, [(b"allow", b"GET")]) == b"HTTP/1.1 204 No Content\r\nallow: GET\r\n\r\n"
+    for value in (b"a\r\nset-cookie: b", b"a\nb", b"a\rb"):
+        with pytest.raises(RuntimeError, match="line end"):
+            head_of(200, [(b"x-request-id", value)])
 
 
 async def test_a_request_may_come_byte_by_byte(services: Services) -> None:
@@ -252,6 +270,18 @@ async def test_slow_connections_do_not_hold_up_others(services: Services) -> Non
             assert (await wire.answer())[0] == 201
         for _, writer in slow:
             writer.close()
+
+
+async def test_a_kept_connection_is_closed_so_long_after_its_last_answer(services: Services) -> None:
+    async with serving(services, bounds=SHORT) as served, served.connection() as wire:
+        for _ in range(3):
+            await wire.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await wire.answer())[0] == 200
+            # Twice this is longer than the deadline, which begins anew with each answer.
+            await asyncio.sleep(0.6)
+        answered_at = asyncio.get_running_loop().time() - 0.6
+        assert await wire.closed() == b""
+        assert 0.9 < asyncio.get_running_loop().time() - answered_at < 5
 
 
 # --- start and stop

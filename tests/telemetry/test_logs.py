@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -30,13 +32,15 @@ def _restore() -> Iterator[None]:
         logging.logThreads,
         logging.logProcesses,
         logging.logMultiprocessing,
+        logging._srcfile,
     )
     yield
     logging.captureWarnings(False)
     root.handlers[:] = before[0]
     root.setLevel(before[1])
     ours.setLevel(before[2])
-    logging.logThreads, logging.logProcesses, logging.logMultiprocessing = before[3:]
+    logging.logThreads, logging.logProcesses, logging.logMultiprocessing = before[3:6]
+    logging._srcfile = before[6]
 
 
 @pytest.fixture
@@ -181,6 +185,41 @@ def test_text_survives_the_same(value: Any) -> None:
     log.warning("%d", "text")
     assert "hostile" in stream.getvalue()
     assert stream.getvalue().count("\n") >= 2
+
+
+def test_a_record_made_elsewhere_shows_its_extras(stream: io.StringIO) -> None:
+    made = {"name": "elsewhere", "levelno": logging.INFO, "levelname": "INFO", "msg": "received", "job_id": "j1"}
+    logging.getLogger().handle(logging.makeLogRecord(made))
+    fields = only(stream)
+    assert (fields["logger"], fields["event"], fields["job_id"]) == ("elsewhere", "received", "j1")
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_line_is_out_at_once(log_format: str) -> None:
+    program = (
+        "import logging, os\n"
+        "from fencepost.settings import Settings\n"
+        "from fencepost.telemetry import logs\n"
+        f"logs.configure(Settings(log_format={log_format!r}))\n"
+        "logging.getLogger('fencepost.test').info('the last words')\n"
+        "os._exit(3)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=False)
+    assert ended.returncode == 3
+    assert b"the last words" in ended.stdout
+    assert ended.stdout.count(b"\n") == 1
+
+
+def test_bytes_and_text_of_a_stream_are_out_at_once() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="utf-8")
+    configure(Settings(), stream)
+    print("printed", file=stream)
+    log.info("größer", extra={"value": "値"})
+    lines = raw.getvalue().decode().splitlines()
+    assert "printed" in lines
+    (fields,) = (json.loads(line) for line in lines if line != "printed")
+    assert (fields["event"], fields["value"]) == ("größer", "値")
 
 
 def test_a_pipe_that_is_not_utf8_loses_nothing() -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import msgspec
-from starlette.routing import Router
-from starlette.types import ASGIApp
 
 from fencepost.api.auth import Guard
+from fencepost.api.http import ASGIApp
 from fencepost.api.jobs import JobViews
 from fencepost.api.middleware import Outer
 from fencepost.api.openapi import document
 from fencepost.api.operations import Operations
 from fencepost.api.queues import QueueViews
 from fencepost.api.readiness import Readiness
-from fencepost.api.routes import Operation, not_found, starlette_routes
+from fencepost.api.routes import Operation, Routes
 from fencepost.api.shared import Shared
 from fencepost.api.submission import Submissions
 from fencepost.api.table import job_routes, operation_routes, queue_routes, submission_routes
@@ -57,9 +56,9 @@ def create_app(
     *allowed_hosts* are answered to beside localhost while no token is set and the API
     listens on loopback.
     """
-    router = Router(starlette_routes(operations(services)), redirect_slashes=False, default=not_found)
     return Outer(
-        Guard(router, services.settings, allowed_hosts=allowed_hosts),
+        Guard(services.settings, allowed_hosts=allowed_hosts),
+        Routes(operations(services)),
         times=services.metrics,
         readiness=services.readiness,
         body_seconds=body_seconds,

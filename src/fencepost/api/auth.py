@@ -13,59 +13,35 @@ import hmac
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
-import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from fencepost.api.http import HttpError, Request, request_of
+from fencepost.api.http import HttpError, Request
 from fencepost.settings import Settings
 
 PUBLIC = frozenset(("/healthz", "/health", "/readyz"))
 """What needs no token: it says nothing about jobs."""
-PRINCIPAL_KEY = "fencepost.principal"
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="fencepost"')
 
 
-class Principal(msgspec.Struct, frozen=True):
-    """Who asks, and what they may do. It is in the ASGI scope under `PRINCIPAL_KEY`."""
-
-    name: str
-    scopes: frozenset[str]
-
-
-ALL_SCOPES = frozenset(("read", "enqueue", "operate"))
-ANYONE = Principal("anonymous", ALL_SCOPES)
-TOKEN_HOLDER = Principal("token", ALL_SCOPES)
-
-
 class Guard:
-    """Lets through who may ask, and answers the others."""
+    """Lets through who may ask."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, *, allowed_hosts: Collection[str] = ()) -> None:
-        self._app = app
+    def __init__(self, settings: Settings, *, allowed_hosts: Collection[str] = ()) -> None:
         self._digests = [_digest(token.reveal().encode()) for token in settings.api_tokens]
         checks_host = not settings.api_tokens and settings.host in _LOOPBACK
         self._hosts = frozenset((*_LOOPBACK, *(host.lower() for host in allowed_hosts))) if checks_host else None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or raise HttpError."""
-        request = request_of(scope)
-        scope[PRINCIPAL_KEY] = self._principal(request)
-        await self._app(scope, receive, send)
-
-    def _principal(self, request: Request) -> Principal:
+    def check(self, request: Request) -> None:
+        """Raise HttpError for a request that isn't to be answered."""
         if self._digests:
-            if request.path in PUBLIC:
-                return ANYONE
-            self._check_token(request.headers.get(b"authorization", b""))
-            return TOKEN_HOLDER
+            if request.path not in PUBLIC:
+                self._check_token(request.headers.get(b"authorization", b""))
+            return
         if self._hosts is not None and request.path not in PUBLIC:
             self._check_host(request, self._hosts)
         if request.method not in _SAFE:
             _check_origin(request)
-        return ANYONE
 
     def _check_token(self, header: bytes) -> None:
         scheme, _, token = header.partition(b" ")
@@ -80,7 +56,7 @@ class Guard:
     def _check_host(self, request: Request, allowed: frozenset[str]) -> None:
         """Refuse a name that isn't this machine's: somebody's page may have pointed it here (DNS rebinding)."""
         header = request.header(b"host")
-        if header is not None and _hostname(f"//{header}") not in allowed:
+        if header is not None and _hostname(header) not in allowed:
             message = (
                 "without API_TOKENS this API answers on localhost and 127.0.0.1 only, not under the name that the "
                 "request's Host header gives; set a token to serve other names"
@@ -108,9 +84,12 @@ def _authority(url: str) -> str:
         return ""
 
 
-def _hostname(url: str) -> str | None:
+def _hostname(header: str) -> str | None:
+    name, _, port = header.partition(":")
+    if name in _LOOPBACK and (not port or port.isdecimal()):
+        return name
     try:
-        return urlsplit(url).hostname
+        return urlsplit(f"//{header}").hostname
     except ValueError:
         return None
 

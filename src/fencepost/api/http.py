@@ -1,25 +1,30 @@
 """
 Requests and responses, as small as the API needs them.
 
-A `Request` is made once, by the outer middleware, and travels in the ASGI scope; whatever
-reads a body reads it through here, so that its size and its time are bounded in one place.
+A `Request` is made once, by the outer layer, and handed from there on; whatever reads a
+body reads it through here, so that its size and its time are bounded in one place.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from fencepost.errors import FencepostError
 
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-SCOPE_KEY = "fencepost.request"
+BODY_KEY = "fencepost.body"
+"""Where our own server puts a body that had come when the request was begun with. Other servers know nothing of it."""
 UNMATCHED = "(unmatched)"
 """The `route` of a request for a path that isn't there."""
 DISCARD_BYTES = 64 << 20
@@ -27,6 +32,8 @@ DISCARD_BYTES = 64 << 20
 
 JSON_TYPE = (b"content-type", b"application/json")
 CLOSE = (b"connection", b"close")
+_NOT_STORED = (b"cache-control", b"no-store")
+_NOT_GUESSED = (b"x-content-type-options", b"nosniff")
 
 
 class HttpError(FencepostError):
@@ -46,7 +53,7 @@ class ClientGone(Exception):
 class Request:
     """One request. Header names are lower case; of a repeated header the last value counts."""
 
-    __slots__ = ("_body_seconds", "headers", "id", "method", "path", "receive", "route", "scope")
+    __slots__ = ("_body_seconds", "_receive", "headers", "id", "method", "parameters", "path", "route", "scope")
 
     def __init__(self, scope: Scope, receive: Receive, request_id: str, *, body_seconds: float) -> None:
         self.scope = scope
@@ -56,7 +63,9 @@ class Request:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.route = UNMATCHED
         """The template of the route that answers, for metrics."""
-        self.receive = receive
+        self.parameters: dict[str, str] = {}
+        """The variable parts of the path."""
+        self._receive = receive
         self._body_seconds = body_seconds
 
     def header(self, name: bytes) -> str | None:
@@ -66,7 +75,7 @@ class Request:
 
     def parameter(self, name: str) -> str:
         """A variable part of the path."""
-        return str(self.scope["path_params"][name])
+        return self.parameters[name]
 
     async def body(self, limit: int, *, bulk_limit: int | None = None) -> bytes:
         """
@@ -75,6 +84,9 @@ class Request:
         Raises HttpError 413 when it is larger and 408 when it doesn't arrive in time; both
         close the connection.
         """
+        whole: bytes | None = self.scope.get(BODY_KEY)
+        if whole is not None and len(whole) <= limit:
+            return whole
         most = bulk_limit or limit
         if self._announced() > max(most, DISCARD_BYTES) or (b"expect" in self.headers and self._announced() > most):
             raise _too_large(most)
@@ -94,7 +106,7 @@ class Request:
         chunks: list[bytes] = []
         size = 0
         while True:
-            message = await self.receive()
+            message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk: bytes = message.get("body", b"")
@@ -123,23 +135,25 @@ class Response:
         self.body = body
         self.headers = headers if headers is not None else []
 
-    async def send(self, send: Send, *, head: bool = False) -> None:
-        """Send it; with *head*, without its body."""
+    async def send(self, send: Send, *, request_id: str, head: bool = False, close: bool = False) -> None:
+        """
+        Send it, with the headers that every response has; with *head*, without its body.
+
+        With *close* the connection ends after it.
+        """
+        headers = self.headers
         if self.status != 204:
-            self.headers.append((b"content-length", b"%d" % len(self.body)))
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+            headers.append((b"content-length", b"%d" % len(self.body)))
+        headers += (_NOT_STORED, (b"x-request-id", request_id.encode()), _NOT_GUESSED)
+        if close and CLOSE not in headers:
+            headers.append(CLOSE)
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if head else self.body})
 
 
 def answer(value: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> Response:
     """Answer with *value* as JSON."""
     return Response(status, msgspec.json.encode(value), [JSON_TYPE, *headers])
-
-
-def request_of(scope: Scope) -> Request:
-    """The request that the outer middleware made for this scope."""
-    request: Request = scope[SCOPE_KEY]
-    return request
 
 
 def inner_path(scope: Scope) -> str:

@@ -8,15 +8,15 @@ Plain ASGI, one layer: each layer costs every request.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from typing import Any, Protocol
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from fencepost.api.http import CLOSE, SCOPE_KEY, ClientGone, Headers, Request
+from fencepost.api.auth import Guard
+from fencepost.api.http import ClientGone, Headers, Receive, Request, Response, Scope, Send
 from fencepost.api.problems import respond
-from fencepost.domain.ids import new_id
+from fencepost.api.routes import Routes
 
 CLIENT_GONE_STATUS = 499
 """What log and metrics show for a request whose sender left; nothing is sent."""
@@ -46,10 +46,13 @@ class RequestTimes(Protocol):
 
 
 class Outer:
-    """The outermost layer of the API."""
+    """The API as an ASGI application: from a request to the handler that answers it, and back."""
 
-    def __init__(self, app: ASGIApp, *, times: RequestTimes, readiness: Draining, body_seconds: float) -> None:
-        self._app = app
+    def __init__(
+        self, guard: Guard, routes: Routes, *, times: RequestTimes, readiness: Draining, body_seconds: float
+    ) -> None:
+        self._guard = guard
+        self._routes = routes
         self._times = times
         self._readiness = readiness
         self._body_seconds = body_seconds
@@ -60,23 +63,25 @@ class Outer:
             raise RuntimeError(f"fencepost's API speaks HTTP only, not {scope['type']}")
         started = time.perf_counter()
         request = Request(scope, receive, _request_id(scope["headers"]), body_seconds=self._body_seconds)
-        scope[SCOPE_KEY] = request
-        sender = _Sender(send, request.id, self._readiness)
+        status = CLIENT_GONE_STATUS
         try:
-            await self._answer(request, sender)
+            response = await self._response(request)
+            if response is not None:
+                status = response.status
+                close = self._readiness.draining
+                await response.send(send, request_id=request.id, head=request.method == "HEAD", close=close)
         finally:
-            self._record(request, sender.status or CLIENT_GONE_STATUS, time.perf_counter() - started)
+            self._record(request, status, time.perf_counter() - started)
 
-    async def _answer(self, request: Request, sender: _Sender) -> None:
+    async def _response(self, request: Request) -> Response | None:
+        """The answer, whatever happens; None when nobody is there to get it."""
         try:
-            await self._app(request.scope, request.receive, sender)
+            self._guard.check(request)
+            return await self._routes.handler(request)(request)
         except ClientGone:
-            return
-        except Exception as error:
-            response = respond(error, request)
-            if sender.status:
-                raise
-            await response.send(sender, head=request.method == "HEAD")
+            return None
+        except Exception as error:  # noqa: BLE001 - becomes an answer, and is logged where it is ours
+            return respond(error, request)
 
     def _record(self, request: Request, status: int, seconds: float) -> None:
         self._times.requested(request.method, request.route, status, seconds)
@@ -92,31 +97,6 @@ class Outer:
             _logger.log(level, "request", extra=fields)
 
 
-class _Sender:
-    """Adds the headers that every response has, and remembers its status."""
-
-    __slots__ = ("_readiness", "_request_id", "_send", "status")
-
-    def __init__(self, send: Send, request_id: str, readiness: Draining) -> None:
-        self._send = send
-        self._request_id = request_id
-        self._readiness = readiness
-        self.status = 0
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            headers: Headers = list(message.get("headers", ()))
-            if not any(name == b"cache-control" for name, _ in headers):
-                headers.append((b"cache-control", b"no-store"))
-            headers.append((b"x-request-id", self._request_id.encode()))
-            headers.append((b"x-content-type-options", b"nosniff"))
-            if self._readiness.draining and CLOSE not in headers:
-                headers.append(CLOSE)
-            message = {**message, "headers": headers}
-        await self._send(message)
-
-
 def shown_path(path: str) -> str:
     """A path for one line of a log: printable and not endless."""
     if len(path) > PATH_CHARACTERS:
@@ -127,5 +107,11 @@ def shown_path(path: str) -> str:
 def _request_id(headers: Headers) -> str:
     for name, value in headers:
         if name == b"x-request-id":
-            return value.decode("ascii") if _REQUEST_ID(value) else str(new_id())
-    return str(new_id())
+            return value.decode("ascii") if _REQUEST_ID(value) else _new_request_id()
+    return _new_request_id()
+
+
+def _new_request_id() -> str:
+    """A UUIDv7 as text: nothing but its text is needed, and a UUID would have to be made first."""
+    milliseconds, random = f"{time.time_ns() // 1_000_000:012x}", os.urandom(9).hex()
+    return f"{milliseconds[:8]}-{milliseconds[8:12]}-7{random[:3]}-8{random[3:6]}-{random[6:]}"

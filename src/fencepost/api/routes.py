@@ -4,14 +4,13 @@ The table of routes: what dispatches requests is also what the OpenAPI document 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
-from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
 
-from fencepost.api.http import HttpError, Request, Response, request_of
+from fencepost.api.http import HttpError, Request, Response
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -55,7 +54,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resource:
-    """One path, as an ASGI application: its methods, HEAD wherever there is GET, OPTIONS everywhere."""
+    """One path: its methods, HEAD wherever there is GET, OPTIONS everywhere."""
 
     def __init__(self, path: str, handlers: dict[str, Handler]) -> None:
         self.path = path
@@ -63,31 +62,49 @@ class Resource:
         if "GET" in handlers:
             self._handlers["HEAD"] = handlers["GET"]
         self._allow = (b"allow", ", ".join(sorted((*self._handlers, "OPTIONS"))).encode())
+        self._handlers.setdefault("OPTIONS", self._options)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or raise why not."""
-        request = request_of(scope)
-        request.route = self.path
-        handler = self._handlers.get(request.method)
-        if handler is not None:
-            response = await handler(request)
-        elif request.method == "OPTIONS":
-            response = Response(204, headers=[self._allow])
-        else:
+    def handler(self, method: str) -> Handler:
+        """What answers *method*. Raises HttpError 405."""
+        handler = self._handlers.get(method)
+        if handler is None:
             allowed = self._allow[1].decode()
-            message = f"{request.method[:20]} isn't possible here; {self.path} allows {allowed}"
+            message = f"{method[:20]} isn't possible here; {self.path} allows {allowed}"
             raise HttpError(405, "method_not_allowed", message, headers=[self._allow])
-        await response.send(send, head=request.method == "HEAD")
+        return handler
+
+    async def _options(self, request: Request) -> Response:
+        return Response(204, headers=[self._allow])
 
 
-async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer for every path that isn't there."""
-    raise HttpError(404, "not_found", "there is nothing at this path; / lists what there is")
+class Routes:
+    """Finds what answers a request."""
+
+    def __init__(self, operations: Iterable[Operation]) -> None:
+        paths: dict[str, dict[str, Handler]] = {}
+        for operation in operations:
+            paths.setdefault(operation.path, {})[operation.method] = operation.handler
+        resources = [Resource(path, handlers) for path, handlers in paths.items()]
+        self._plain = {resource.path: resource for resource in resources if "{" not in resource.path}
+        self._others = [(_pattern(resource.path), resource) for resource in resources if "{" in resource.path]
+
+    def handler(self, request: Request) -> Handler:
+        """The handler for *request*, whose `route` and `parameters` it sets. Raises HttpError 404 and 405."""
+        resource = self._plain.get(request.path)
+        if resource is None:
+            resource = self._with_parameters(request)
+        request.route = resource.path
+        return resource.handler(request.method)
+
+    def _with_parameters(self, request: Request) -> Resource:
+        for pattern, resource in self._others:
+            found = pattern.fullmatch(request.path)
+            if found is not None:
+                request.parameters = found.groupdict()
+                return resource
+        raise HttpError(404, "not_found", "there is nothing at this path; / lists what there is")
 
 
-def starlette_routes(operations: Iterable[Operation]) -> list[BaseRoute]:
-    """Make the dispatching half of the table."""
-    paths: dict[str, dict[str, Handler]] = {}
-    for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method] = operation.handler
-    return [Route(path, Resource(path, handlers)) for path, handlers in paths.items()]
+def _pattern(path: str) -> re.Pattern[str]:
+    """What paths of a template look like: each of its parameters is one segment."""
+    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)))

@@ -11,37 +11,47 @@ from __future__ import annotations
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from itertools import islice
+from typing import Any, BinaryIO, TextIO
 
 import msgspec
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from fencepost.settings import Settings
+from fencepost.telemetry.shared_output import SharedHandler
 
 VALUE_CHARACTERS = 32_000
 """Longer texts are cut."""
 _DEPTH = 6
+_ENCODER = msgspec.json.Encoder()
 
 _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
 """What every record has; anything else came with `extra=`."""
+_COMMON = len(logging.makeLogRecord({}).__dict__)
 
 
-def configure(settings: Settings, stream: TextIO | None = None) -> None:
+def configure(
+    settings: Settings, stream: TextIO | None = None, *, worker_process: int | None = None, turn: int | None = None
+) -> None:
     """
     Send every record of the process to *stream*, stdout by default.
 
     Ours from LOG_LEVEL on, other libraries' warnings and errors. Calling it again
-    replaces what the last call set up.
+    replaces what the last call set up. Processes that share their stdout share a *turn*
+    (telemetry/shared_output.py), and show which *worker_process* they are.
     """
     stream = sys.stdout if stream is None else stream
     if hasattr(stream, "reconfigure"):
         # A terminal or pipe that isn't UTF-8 must not lose the line.
         stream.reconfigure(errors="backslashreplace")
-    handler = logging.StreamHandler(stream)
+    handler: logging.Handler = _Lines(stream)
+    if turn is not None:
+        handler = SharedHandler(stream, turn=turn, worker_process=worker_process)
     handler.setFormatter(_formatter(settings, is_terminal=stream.isatty()))
     # What no line of ours shows needn't be found out for each (the optimisations that logging's documentation names).
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -67,10 +77,39 @@ class _JsonFormatter(logging.Formatter):
     """One object a line. By hand, because it is on the path of every request and every job."""
 
     def format(self, record: logging.LogRecord) -> str:
+        return self.encode(record).decode()
+
+    def encode(self, record: logging.LogRecord) -> bytes:
+        """The line as UTF-8."""
         try:
-            return msgspec.json.encode(_fields(record)).decode()
+            return _ENCODER.encode(_fields(record))
         except Exception:  # noqa: BLE001 - some value can't be encoded: mend them all
-            return msgspec.json.encode(_mend(_fields_or_less(record), _DEPTH)).decode()
+            return _ENCODER.encode(_mend(_fields_or_less(record), _DEPTH))
+
+
+class _Lines(logging.StreamHandler[TextIO]):
+    """
+    Writes each line at once, and in one piece.
+
+    JSON goes to a UTF-8 stream as the bytes that it is made as, without the way through text.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        is_utf8 = (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
+        self._bytes: BinaryIO | None = getattr(stream, "buffer", None) if is_utf8 else None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        formatter = self.formatter
+        if self._bytes is None or not isinstance(formatter, _JsonFormatter):
+            return super().emit(record)
+        try:
+            self._bytes.write(formatter.encode(record) + b"\n")
+            # The stream, not its bytes: what somebody printed goes along.
+            self.stream.flush()
+        except Exception:  # noqa: BLE001 - as the handlers of logging do
+            self.handleError(record)
+        return None
 
 
 class _TextFormatter(structlog.stdlib.ProcessorFormatter):
@@ -100,7 +139,8 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
         "logger": record.name,
         "event": record.getMessage(),
     }
-    for key, value in record.__dict__.items():
+    # What every record has comes first, and needn't be looked at.
+    for key, value in islice(record.__dict__.items(), _COMMON, None):
         if key not in _OWN:
             fields[key] = value
     if record.exc_info:

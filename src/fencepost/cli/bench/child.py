@@ -2,8 +2,9 @@
 A worker in a process of its own: `python -m fencepost.cli.bench.child`.
 
 Speaks lines of JSON. Reads what it is to be, says that it is ready, waits for a line,
-runs until another comes, and meanwhile writes how many handlers have started; at the
-end what it took. When its stdin closes it ends, so it never outlives the benchmark.
+runs until another comes, and meanwhile writes how many handlers have started, when more
+have: a worker that has nothing to do is left alone. At the end it writes what it took.
+When its stdin closes it ends, so it never outlives the benchmark.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import resource
 import sys
 import time
+from array import array
 
 import msgspec
 
@@ -23,8 +25,6 @@ from fencepost.settings import Settings
 from fencepost.telemetry.events import Events
 from fencepost.worker.worker import Worker
 
-REPORT_SECONDS = 0.01
-
 
 class Config(msgspec.Struct, frozen=True):
     """What a child is to be."""
@@ -33,6 +33,8 @@ class Config(msgspec.Struct, frozen=True):
     schema: str
     slots: int
     log_lines: bool = False
+    report_seconds: float = 0.01
+    """How long after a start it is reported, along with those that came meanwhile."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -62,21 +64,35 @@ class Timed(msgspec.Struct, frozen=True):
 class Counter:
     """What the handlers note."""
 
-    def __init__(self) -> None:
+    def __init__(self, report_seconds: float) -> None:
+        self._report_seconds = report_seconds
+        self._reporting: asyncio.TimerHandle | None = None
         self.started = 0
         self.first_at: int | None = None
         self.first_cpu = 0.0
-        self.delays_ns: list[int] = []
+        # Half a gigabyte would be objects, were it a list, after ten minutes of a busy queue.
+        self.delays_ns = array("q")
 
     def begin(self, now: int) -> None:
         """One more handler has started."""
         if self.first_at is None:
             self.first_at, self.first_cpu = now, time.process_time()
         self.started += 1
+        if self._reporting is None:
+            self._reporting = asyncio.get_running_loop().call_later(self._report_seconds, self._report)
 
     def cpu_seconds(self) -> float:
         """CPU time since the first handler started."""
         return 0.0 if self.first_at is None else time.process_time() - self.first_cpu
+
+    def stop(self) -> None:
+        """Report no more."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+
+    def _report(self) -> None:
+        self._reporting = None
+        _say(Line(self.started, time.monotonic_ns(), self.first_at))
 
 
 def main() -> None:
@@ -110,7 +126,7 @@ def jobs_of(counter: Counter) -> Fencepost:
 
 
 async def _run(config: Config) -> None:
-    counter = Counter()
+    counter = Counter(config.report_seconds)
     settings = Settings(schema=config.schema, workers=config.slots)
     worker = Worker(config.dsn, jobs_of(counter).types, settings, Events())
     commands = await _stdin()
@@ -118,21 +134,11 @@ async def _run(config: Config) -> None:
     if not await commands.readline():
         return
     await worker.start()
-    reporting = asyncio.create_task(_report(counter))
     await commands.readline()
     cpu_seconds = counter.cpu_seconds()
-    reporting.cancel()
+    counter.stop()
     await worker.drain(10)
-    _say(Line(totals=Totals(cpu_seconds, _peak_memory_bytes(), counter.delays_ns)))
-
-
-async def _report(counter: Counter) -> None:
-    said = 0
-    while True:
-        if counter.started != said:
-            said = counter.started
-            _say(Line(said, time.monotonic_ns(), counter.first_at))
-        await asyncio.sleep(REPORT_SECONDS)
+    _say(Line(totals=Totals(cpu_seconds, _peak_memory_bytes(), counter.delays_ns.tolist())))
 
 
 async def _stdin() -> asyncio.StreamReader:

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 import fencepost
-from fencepost.cli.bench import drains, ground, measures, steady
+from fencepost.cli.bench import crowded, drains, ground, http, measures, steady
 from fencepost.cli.bench.plan import Figures, Plan, Show
 from fencepost.cli.output import progress
 from fencepost.cli.worker_thread import new_event_loop
@@ -47,6 +47,9 @@ KINDS: dict[str, Kind] = {
     "mixed": Kind(steady.mixed),
     "mixed-pinned": Kind(steady.mixed, pinned=True),
     "idle": Kind(steady.idle),
+    "http": Kind(http.http),
+    "crowded": Kind(crowded.crowded),
+    "memory": Kind(drains.memory),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -14,10 +14,12 @@ from fencepost.cli.bench.ground import Ground, server_cpu, wal_bytes
 from fencepost.cli.bench.measures import insert_one
 from fencepost.cli.bench.plan import Figures, Plan, Show, fill
 from fencepost.cli.bench.reading import merged, rate_between
-from fencepost.cli.bench.workers import Child, changed, check_alive, children
+from fencepost.cli.bench.workers import Child, changed, check_alive, children, resident_bytes
 
 SPAN = 10_000
 """How many jobs the first and the last rate of a drain are taken over, at the most."""
+MEMORY_TIMES = 10
+"""How many times the plan's jobs are run to see what a worker's memory comes to."""
 
 
 async def drain(ground: Ground, plan: Plan, show: Show) -> Figures:
@@ -39,6 +41,31 @@ async def serial(ground: Ground, plan: Plan, show: Show) -> Figures:
         **figures,
         "insert_commits_per_second": reference,
         "ratio_to_insert": rate / reference if rate and reference else None,
+    }
+
+
+async def memory(ground: Ground, plan: Plan, show: Show) -> Figures:
+    """What a worker process holds in memory half-way through ten times as many jobs, and at the end."""
+    plan = msgspec.structs.replace(plan, jobs=plan.jobs * MEMORY_TIMES)
+    resident: list[int | None] = []
+    await fill(ground, plan, show)
+    await ground.database.execute("analyze")
+    async with children(1, Config(ground.dsn, ground.schema, plan.slots, log_lines=plan.log_lines)) as (child,):
+
+        def look(started: int) -> None:
+            if not resident and started >= plan.jobs // 2:
+                resident.append(resident_bytes(child.pid))
+
+        child.go()
+        await _all_finished(ground, plan, [child], show, each=look)
+        resident.append(resident_bytes(child.pid))
+        totals = await child.finish()
+    half, full = (None if size is None else size / 1e6 for size in resident)
+    return {
+        "half_way_memory_megabytes": half,
+        "memory_megabytes": full,
+        "ratio_to_half_way": full / half if full and half else None,
+        "peak_memory_megabytes": totals.peak_memory_bytes / 1e6,
     }
 
 
@@ -89,14 +116,17 @@ async def _drain(ground: Ground, plan: Plan, show: Show, wal_before: int) -> Fig
     }
 
 
-async def _all_finished(ground: Ground, plan: Plan, workers: list[Child], show: Show) -> None:
-    """Until every handler has started, and then until nothing is pending or leased."""
+async def _all_finished(
+    ground: Ground, plan: Plan, workers: list[Child], show: Show, *, each: Callable[[int], None] = lambda started: None
+) -> None:
+    """Until every handler has started, telling *each* how many have, and then until nothing is pending or leased."""
     said = 0
     with show("running", plan.jobs) as advance:
         while (done := sum(child.started for child in workers)) < plan.jobs:
             advance("", done - said)
             said = done
             await changed(workers)
+            each(sum(child.started for child in workers))
         advance("", plan.jobs - said)
     # Asked only now: before all have begun the answer is known, and asking would slow what is measured.
     while (await ground.database.fetch("unfinished"))[0]["some"]:

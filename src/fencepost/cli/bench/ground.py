@@ -24,6 +24,7 @@ from fencepost.store.statements import quote_schema
 
 CONNECTIONS = 40
 """Of the producer: one for each of its callers, and some."""
+PARTITION_DAYS = 3
 
 _INSUFFICIENT_PRIVILEGE = "42501"
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -90,14 +91,18 @@ async def _opened(url: str, schema: str) -> AsyncIterator[Ground]:
     try:
         await _refuse_contents(database, jobs)
         with _needing_rights("a benchmark makes its schema; use a role that may create one in this database"):
-            await prepare(database, partition_days=3)
-        # So that no checkpoint of what was before falls into what is measured. Only some roles may.
-        with suppress(InvalidSettings), _needing_rights("a checkpoint is not for this role"):
-            await database.execute("checkpoint")
+            await prepare(database, partition_days=PARTITION_DAYS)
+        await checkpoint(database)
         yield Ground(url, schema, database, queues, jobs)
     finally:
         await hints.close()
         await database.close()
+
+
+async def checkpoint(database: Database) -> None:
+    """See to it that no checkpoint of what was before falls into what is measured. Only some roles may."""
+    with suppress(InvalidSettings), _needing_rights("a checkpoint is not for this role"):
+        await database.execute("checkpoint")
 
 
 async def _refuse_contents(database: Database, jobs: Jobs) -> None:
@@ -160,7 +165,14 @@ def _cpu_of(process: Path, postmaster: int) -> float:
         fields = (process / "stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
     except OSError:
         return 0.0
-    own, reaped = (int(fields[11]) + int(fields[12])) / _TICKS, (int(fields[13]) + int(fields[14])) / _TICKS
     if int(process.name) == postmaster:
-        return own + reaped
-    return own if int(fields[1]) == postmaster else 0.0
+        return _own_cpu(process, fields) + (int(fields[13]) + int(fields[14])) / _TICKS
+    return _own_cpu(process, fields) if int(fields[1]) == postmaster else 0.0
+
+
+def _own_cpu(process: Path, fields: list[str]) -> float:
+    try:
+        # In nanoseconds, where there is such a file; `stat` counts hundredths of a second.
+        return int((process / "schedstat").read_text(encoding="ascii").split()[0]) / 1e9
+    except OSError:
+        return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -47,7 +47,7 @@ def timed_job(plan: Plan) -> NewJob:
 
 
 async def fill(ground: Ground, plan: Plan, show: Show) -> float:
-    """Hand in the plan's jobs in batches; returns how long it took."""
+    """Hand in the plan's jobs in batches, to the queue `default`; returns how long it took."""
     await ground.queues.ensure("default", 0)
     start = time.perf_counter()
     with show("handing in", plan.jobs) as advance:

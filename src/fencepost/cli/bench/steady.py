@@ -14,6 +14,11 @@ from fencepost.cli.bench.workers import Child, changed, children, cpu_seconds
 
 LATENCY_RATE = 20
 """Jobs a second: far apart enough that each finds the worker idle."""
+REPORT_SECONDS = 0.25
+"""How long after a start the worker says so: seldom, because what it would delay is being measured."""
+TICK_SECONDS = 0.002
+UNDER_WAY = 32
+"""Calls of the steady producer that may be waiting for their commit."""
 CATCH_UP_SECONDS = 60.0
 """Longest wait for what is left when the last job has been handed in."""
 
@@ -40,7 +45,7 @@ async def mixed(ground: Ground, plan: Plan, show: Show) -> Figures:
     async with pinned_snapshot(ground, plan), children(1, _config(ground, plan)) as (child,):
         await _settle_down(ground, plan, child)
         seconds = await _hand_in_steadily(ground, plan, total, show)
-        left = total + 1 - child.started
+        left = (await ground.queues.state("default")).depth
         await _until_started(child, total + 1, seconds=CATCH_UP_SECONDS)
         delays = (await child.finish()).delays_ns[1:]
     third = max(1, len(delays) // 3)
@@ -76,16 +81,35 @@ async def idle(ground: Ground, plan: Plan, show: Show) -> Figures:
 
 
 async def _hand_in_steadily(ground: Ground, plan: Plan, total: int, show: Show) -> float:
-    """Hand in at the plan's rate, whatever is due in one call; returns how long it took."""
+    """
+    Hand in at the plan's rate, whatever is due in one call; returns how long it took.
+
+    A call that takes long holds up no later one: it would hide how long jobs wait meanwhile.
+    """
     start, sent = time.monotonic(), 0
+    free = asyncio.Semaphore(UNDER_WAY)
+    failures: list[Exception] = []
+
+    async def hand_in(count: int) -> None:
+        try:
+            await ground.jobs.enqueue([timed_job(plan) for _ in range(count)])
+        except Exception as error:  # noqa: BLE001 - raised below, without a group around it
+            failures.append(error)
+        finally:
+            free.release()
+
     with show("steady", total) as advance:
-        while sent < total:
-            due = min(total, int((time.monotonic() - start) * plan.rate) + 1)
-            if due > sent:
-                await ground.jobs.enqueue([timed_job(plan) for _ in range(due - sent)])
-                advance("", due - sent)
-                sent = due
-            await asyncio.sleep(0.002)
+        async with asyncio.TaskGroup() as calls:
+            while sent < total and not failures:
+                due = min(total, int((time.monotonic() - start) * plan.rate) + 1)
+                if due > sent:
+                    await free.acquire()
+                    calls.create_task(hand_in(due - sent))
+                    advance("", due - sent)
+                    sent = due
+                await asyncio.sleep(TICK_SECONDS)
+    if failures:
+        raise failures[0]
     return time.monotonic() - start
 
 
@@ -109,7 +133,7 @@ async def _transactions(ground: Ground) -> int:
 
 
 def _config(ground: Ground, plan: Plan) -> Config:
-    return Config(ground.dsn, ground.schema, plan.slots, log_lines=plan.log_lines)
+    return Config(ground.dsn, ground.schema, plan.slots, log_lines=plan.log_lines, report_seconds=REPORT_SECONDS)
 
 
 def _percent_of_core(before: float | None, after: float | None, seconds: int) -> float | None:
