@@ -13,7 +13,7 @@ from fencepost.domain.ids import new_id
 from fencepost.domain.job import NewJob
 from fencepost.errors import DatabaseUnavailable, KeyConflict
 from fencepost.store.jobs import Jobs
-from fencepost.store.merging import UNDER_WAY, Merger, Record
+from fencepost.store.merging import UNDER_WAY, Merger
 
 
 def job(**changes: Any) -> NewJob:
@@ -29,7 +29,7 @@ class Inserts:
         self.poison: int | None = None
         self.error: Exception = ValueError("poison")
 
-    async def __call__(self, records: Sequence[Record]) -> list[Any]:
+    async def __call__(self, records: Sequence[dict[str, int]]) -> list[Any]:
         ids = [record["id"] for record in records]
         self.batches.append(ids)
         await self.let_go.wait()
@@ -38,7 +38,7 @@ class Inserts:
         return [{"id": one} for one in ids]
 
 
-async def gathered(merger: Merger, count: int) -> list[asyncio.Task[Any]]:
+async def gathered(merger: Merger[dict[str, int], Any], count: int) -> list[asyncio.Task[Any]]:
     """Callers who all wait."""
     callers = [asyncio.create_task(merger.put({"id": number})) for number in range(count)]
     for _ in range(5):
@@ -75,7 +75,7 @@ async def test_one_that_cannot_be_stored_fails_alone() -> None:
 async def test_an_outage_is_told_to_all_and_the_next_call_works() -> None:
     inserts = Inserts()
     inserts.poison, inserts.error = 0, DatabaseUnavailable("gone")
-    merger = Merger(inserts)
+    merger: Merger[dict[str, int], Any] = Merger(inserts)
     callers = await gathered(merger, 10)
     inserts.let_go.set()
     ended = await asyncio.gather(*callers, return_exceptions=True)

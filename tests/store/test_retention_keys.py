@@ -11,8 +11,8 @@ import pytest
 
 from fencepost.domain.job import NewJob, Status
 from fencepost.errors import KeyConflict
-from fencepost.store.database import Database, Row
-from fencepost.store.jobs import Jobs
+from fencepost.store.database import Database
+from fencepost.store.jobs import Enqueued, Jobs
 from fencepost.store.retention import FIRST_ID, LAST_ID, Keep, Retention
 from fencepost.store.workers import WorkerStore
 
@@ -217,7 +217,7 @@ async def test_a_key_that_vanishes_between_the_insert_and_the_look_is_taken(
     send = jobs._send
     sent = 0
 
-    async def send_then_remove(*arguments: Any) -> list[Row]:
+    async def send_then_remove(*arguments: Any) -> list[Enqueued | None]:
         nonlocal sent
         sent += 1
         rows = await send(*arguments)

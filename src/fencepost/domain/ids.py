@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +13,12 @@ from uuid import UUID
 from fencepost.errors import InvalidJob
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TICKS = (1 << 60) - 1
 _LEAD = 1 << 12
 """How far ids may run ahead of the clock, in ticks: a millisecond. A clock that was set back further is followed."""
+
+
+_RANDOM = struct.Struct("512Q")
 
 
 class _Sequence:
@@ -22,7 +27,7 @@ class _Sequence:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._latest = 0
-        self._entropy = bytearray()
+        self._entropy: list[int] = []
         # A child process must not make its parent's ids.
         os.register_at_fork(after_in_child=self._entropy.clear)
 
@@ -34,10 +39,8 @@ class _Sequence:
             self._latest = tick
             if not self._entropy:
                 # A system call for each id would cost as much as the rest of it.
-                self._entropy.extend(os.urandom(4096))
-            random = int.from_bytes(self._entropy[-8:], "big") >> 2
-            del self._entropy[-8:]
-        return tick, random
+                self._entropy.extend(_RANDOM.unpack(os.urandom(_RANDOM.size)))
+            return tick, self._entropy.pop() >> 2
 
 
 _sequence = _Sequence()
@@ -52,9 +55,8 @@ def new_id(*, now_ns: Callable[[], int] = time.time_ns) -> UUID:
     decides nothing else: due times and leases come from the database's clock, so a
     client with a wrong clock only files its jobs in another partition.
     """
-    milliseconds, rest = divmod(now_ns(), 1_000_000)
-    tick, random = _sequence.take((milliseconds & 0xFFFF_FFFF_FFFF) << 12 | (rest << 12) // 1_000_000)
-    return UUID(int=tick >> 12 << 80 | 0x7 << 76 | (tick & 0xFFF) << 64 | 0b10 << 62 | random)
+    tick, random = _sequence.take((now_ns() << 12) // 1_000_000 & _TICKS)
+    return UUID(int=(tick >> 12 << 16 | 0x7000 | tick & 0xFFF) << 64 | 0b10 << 62 | random)
 
 
 def first_id_at(moment: datetime) -> UUID:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from fencepost.domain.job import Attempt, Job, NewJob, Status
 from fencepost.errors import JobNotFound, KeyConflict, WrongStatus
 from fencepost.store.database import Database, Querier, Row
 from fencepost.store.hints import Hint, Hints
-from fencepost.store.merging import Merger, Record
+from fencepost.store.merging import Merger
 from fencepost.store.queues import Queues
 
 RACE_ROUNDS = 5
@@ -38,6 +39,29 @@ class Enqueued(msgspec.Struct, frozen=True):
     """True when its idempotency key had made this job before."""
     created_at: Any = None
     run_at: Any = None
+
+
+class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A job as `enqueue.sql` and `replay.sql` read it. What is left out costs nothing to send and to parse."""
+
+    id: UUID
+    queue_id: int
+    type: str
+    payload: msgspec.Raw
+    max_attempts: int
+    priority: int = 0
+    timeout_seconds: float | None = None
+    run_at: datetime | None = None
+    delay_microseconds: int | None = None
+    idempotency_key: str | None = None
+    schedule: str | None = None
+    request_id: str | None = None
+
+    def due(self, created_at: datetime) -> datetime:
+        """When it is due, as the statement decides it."""
+        if self.run_at is not None:
+            return max(self.run_at.astimezone(UTC), created_at)
+        return created_at + timedelta(microseconds=self.delay_microseconds) if self.delay_microseconds else created_at
 
 
 class _KeyVanished(Exception):
@@ -64,48 +88,51 @@ class Jobs:
         is stored) and DatabaseUnavailable when it isn't known whether they were stored:
         the same call again is safe for jobs with a key.
         """
-        queue_ids = [await self._queues.ensure(job.queue, job.priority) for job in jobs]
-        records = [_record(job, queue_id) for job, queue_id in zip(jobs, queue_ids, strict=True)]
+        places = {place: await self._queues.ensure(*place) for place in {(job.queue, job.priority) for job in jobs}}
+        records = [_record(job, places[job.queue, job.priority]) for job in jobs]
         for _ in range(RACE_ROUNDS):
             with suppress(_KeyVanished):
                 return await (self._enqueue_one(records[0]) if len(records) == 1 else self._enqueue_all(records))
         raise KeyConflict("the job of this idempotency key is being removed right now; try again")
 
-    async def _enqueue_one(self, record: Record) -> list[Enqueued]:
+    async def _enqueue_one(self, record: _Record) -> list[Enqueued]:
         """One job, in a statement shared with whoever else is enqueueing. Raises _KeyVanished."""
-        row = await self._merger.put(record)
-        return [_enqueued(row) if row is not None else await self._replay(self._database, record)]
+        return [await self._merger.put(record) or await self._replay(self._database, record)]
 
-    async def _enqueue_all(self, records: list[Record]) -> list[Enqueued]:
+    async def _enqueue_all(self, records: list[_Record]) -> list[Enqueued]:
         """Several jobs, all or none. Raises _KeyVanished."""
-        if not any(record["idempotency_key"] for record in records):
-            stored = {row["id"]: row for row in await self._insert(records)}
-            return [_enqueued(stored[record["id"]]) for record in records]
+        if not any(record.idempotency_key for record in records):
+            return [stored for stored in await self._insert(records) if stored is not None]
         queue_ids = _queue_ids(records)
         # A conflict must undo the rest of the request, so the look at the keys is in the same transaction.
         async with self._database.transaction() as session:
-            rows = await self._send(session, records, self._hints.offer(queue_ids))
-            stored = {row["id"]: row for row in rows}
-            found = [
-                _enqueued(stored[record["id"]]) if record["id"] in stored else await self._replay(session, record)
-                for record in records
+            found = await self._send(session, records, self._hints.offer(queue_ids))
+            answers = [
+                stored or await self._replay(session, record) for record, stored in zip(records, found, strict=True)
             ]
         self._hints.committed(queue_ids)
-        return found
+        return answers
 
-    async def _insert(self, records: Sequence[Record]) -> list[Row]:
-        """Store records in a transaction of their own, and wake workers."""
+    async def _insert(self, records: Sequence[_Record]) -> list[Enqueued | None]:
+        """Store records in a transaction of their own, and wake workers. None for one whose key exists already."""
         queue_ids = _queue_ids(records)
-        rows = await self._send(self._database, records, self._hints.offer(queue_ids))
+        stored = await self._send(self._database, records, self._hints.offer(queue_ids))
         self._hints.committed(queue_ids)
-        return rows
+        return stored
 
-    async def _send(self, session: Querier, records: Sequence[Record], hint: Hint) -> list[Row]:
-        return await session.fetch(
+    async def _send(self, session: Querier, records: Sequence[_Record], hint: Hint) -> list[Enqueued | None]:
+        head, *keyed = await session.fetch(
             "enqueue", jobs=msgspec.json.encode(records), channel=self._database.channel, hint=hint
         )
+        created_at, new = head["created_at"], {row["id"] for row in keyed}
+        return [
+            Enqueued(record.id, replayed=False, created_at=created_at, run_at=record.due(created_at))
+            if record.idempotency_key is None or record.id in new
+            else None
+            for record in records
+        ]
 
-    async def _replay(self, session: Querier, record: Record) -> Enqueued:
+    async def _replay(self, session: Querier, record: _Record) -> Enqueued:
         """What a key that exists has made. Raises KeyConflict; _KeyVanished when it was removed just now."""
         rows = await session.fetch("replay", job=msgspec.json.encode(record))
         if not rows:
@@ -114,12 +141,12 @@ class Jobs:
             # Keys may be kept for longer than jobs. Whether this request is the same can't be told any more, and a
             # second job is what the key is there to prevent.
             raise KeyConflict(
-                f"the idempotency key {record['idempotency_key']!r} already made job {rows[0]['id']}, which has ended "
+                f"the idempotency key {record.idempotency_key!r} already made job {rows[0]['id']}, which has ended "
                 "and was removed since; use a new key for a new request"
             )
         if not rows[0]["same"]:
             raise KeyConflict(
-                f"the idempotency key {record['idempotency_key']!r} already made job {rows[0]['id']} from another "
+                f"the idempotency key {record.idempotency_key!r} already made job {rows[0]['id']} from another "
                 "request; use a new key for a new request"
             )
         return Enqueued(id=rows[0]["id"], replayed=True)
@@ -202,30 +229,25 @@ def job_of_row(row: Row) -> Job:
     return Job(**fields)
 
 
-def _enqueued(row: Row) -> Enqueued:
-    return Enqueued(id=row["id"], replayed=False, created_at=row["created_at"], run_at=row["run_at"])
+def _queue_ids(records: Sequence[_Record]) -> set[int]:
+    return {record.queue_id for record in records}
 
 
-def _queue_ids(records: Sequence[Record]) -> set[int]:
-    return {record["queue_id"] for record in records}
-
-
-def _record(job: NewJob, queue_id: int) -> Record:
-    """A job as `enqueue.sql` and `replay.sql` read it."""
-    return {
-        "id": job.id,
-        "queue_id": queue_id,
-        "type": job.type,
-        "priority": job.priority,
-        "payload": msgspec.Raw(job.payload),
-        "max_attempts": job.max_attempts,
-        "timeout_seconds": job.timeout_seconds,
-        "run_at": job.run_at,
-        "delay_seconds": job.delay_seconds,
-        "idempotency_key": job.idempotency_key,
-        "schedule": job.schedule,
-        "request_id": job.request_id,
-    }
+def _record(job: NewJob, queue_id: int) -> _Record:
+    return _Record(
+        id=job.id,
+        queue_id=queue_id,
+        type=job.type,
+        payload=msgspec.Raw(job.payload),
+        max_attempts=job.max_attempts,
+        priority=job.priority,
+        timeout_seconds=job.timeout_seconds,
+        run_at=job.run_at,
+        delay_microseconds=None if job.delay_seconds is None else round(job.delay_seconds * 1_000_000),
+        idempotency_key=job.idempotency_key,
+        schedule=None if job.idempotency_key is None else job.schedule,
+        request_id=job.request_id,
+    )
 
 
 def _not_found(job_id: UUID) -> JobNotFound:

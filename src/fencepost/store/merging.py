@@ -11,38 +11,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Generic, TypeVar
 
 from fencepost.errors import DatabaseUnavailable
-from fencepost.store.database import Row
 
-Record = dict[str, Any]
-"""A job as `enqueue.sql` reads it."""
+Record = TypeVar("Record")
+Answer = TypeVar("Answer")
 
 BATCH = 500
 UNDER_WAY = 2
 """Statements at a time: while the server works on one, this process prepares another."""
 
 
-class Merger:
+class Merger(Generic[Record, Answer]):
     """
     Puts the jobs of concurrent callers into shared statements.
 
-    *insert* stores records, all or none, and returns a row for each that was stored.
+    *insert* stores records, all or none, and returns an answer for each, in their order.
     """
 
-    def __init__(self, insert: Callable[[Sequence[Record]], Awaitable[list[Row]]]) -> None:
+    def __init__(self, insert: Callable[[Sequence[Record]], Awaitable[Sequence[Answer]]]) -> None:
         self._insert = insert
-        self._waiting: list[tuple[Record, asyncio.Future[Row | None]]] = []
+        self._waiting: list[tuple[Record, asyncio.Future[Answer]]] = []
         self._flushes: set[asyncio.Task[None]] = set()
 
-    async def put(self, record: Record) -> Row | None:
+    async def put(self, record: Record) -> Answer:
         """
-        Store one job, with whatever others are waiting; None when its idempotency key exists already.
+        Store one job, with whatever others are waiting; returns its answer.
 
         Raises DatabaseUnavailable when it isn't known whether it was stored.
         """
-        stored: asyncio.Future[Row | None] = asyncio.get_running_loop().create_future()
+        stored: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((record, stored))
         if len(self._flushes) < UNDER_WAY:
             flush = asyncio.get_running_loop().create_task(self._flush(), name="fencepost-enqueue")
@@ -57,9 +56,9 @@ class Merger:
             if taken:
                 await self._send(taken)
 
-    async def _send(self, taken: list[tuple[Record, asyncio.Future[Row | None]]]) -> None:
+    async def _send(self, taken: list[tuple[Record, asyncio.Future[Answer]]]) -> None:
         try:
-            rows = {row["id"]: row for row in await self._insert([record for record, _ in taken])}
+            answers = await self._insert([record for record, _ in taken])
         except DatabaseUnavailable as error:
             for _, stored in taken:
                 _fail(stored, error)
@@ -71,11 +70,11 @@ class Merger:
             for one in taken:
                 await self._send([one])
         else:
-            for record, stored in taken:
+            for (_, stored), answer in zip(taken, answers, strict=True):
                 if not stored.done():
-                    stored.set_result(rows.get(record["id"]))
+                    stored.set_result(answer)
 
 
-def _fail(stored: asyncio.Future[Row | None], error: Exception) -> None:
+def _fail(stored: asyncio.Future[Answer], error: Exception) -> None:
     if not stored.done():
         stored.set_exception(error)

@@ -4,7 +4,7 @@
 -- Index: the keys' primary key, then the job's. Locks: none.
 select k.job_id as id,
        j.id is null as job_gone,
-       j.type = i.type and j.queue_id = i.queue_id and j.priority = i.priority
+       j.type = i.type and j.queue_id = i.queue_id and j.priority = coalesce(i.priority, 0)
            and j.payload = coalesce(i.payload, jsonb 'null')
            and j.max_attempts = i.max_attempts and j.timeout_seconds is not distinct from i.timeout_seconds
            and k.schedule = i.schedule as same
