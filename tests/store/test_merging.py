@@ -120,3 +120,35 @@ async def test_merged_duplicates_of_a_key_make_one_job(jobs: Jobs, keys: int) ->
     assert len({answer.id for answer in answers}) == keys
     assert sum(not answer.replayed for answer in answers) == keys
     assert (await jobs.audit())["jobs"] == keys
+
+
+async def test_a_caller_who_gives_up_at_once_stores_nothing_and_holds_up_nobody() -> None:
+    inserts = Inserts()
+    inserts.let_go.set()
+    merger: Merger[dict[str, int], Any] = Merger(inserts)
+    first = asyncio.create_task(merger.put({"id": 1}))
+    await asyncio.sleep(0)
+    first.cancel()
+    second = asyncio.create_task(merger.put({"id": 2}))
+    assert await second == {"id": 2}
+    assert inserts.batches == [[2]]
+    alone = asyncio.create_task(merger.put({"id": 3}))
+    await asyncio.sleep(0)
+    alone.cancel()
+    await asyncio.wait([alone])
+    assert await merger.put({"id": 4}) == {"id": 4}
+    assert inserts.batches == [[2], [4]]
+
+
+async def test_those_who_come_while_a_lone_one_is_stored_follow_it() -> None:
+    inserts = Inserts()
+    merger: Merger[dict[str, int], Any] = Merger(inserts)
+    callers = []
+    for number in range(6):
+        callers.append(asyncio.create_task(merger.put({"id": number})))
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert inserts.batches == [[0], [1]], "two statements at a time"
+    inserts.let_go.set()
+    assert [row["id"] for row in await asyncio.gather(*callers)] == list(range(6))
+    assert inserts.batches[2:] == [[2, 3, 4, 5]]

@@ -34,6 +34,10 @@ class Merger(Generic[Record, Answer]):
         self._insert = insert
         self._waiting: list[tuple[Record, asyncio.Future[Answer]]] = []
         self._flushes: set[asyncio.Task[None]] = set()
+        self._under_way = 0
+        """Statements that are being run."""
+        self._gathering = False
+        """Whether the next one is about to begin."""
 
     async def put(self, record: Record) -> Answer:
         """
@@ -42,19 +46,52 @@ class Merger(Generic[Record, Answer]):
         Raises DatabaseUnavailable when it isn't known whether it was stored.
         """
         stored: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((record, stored))
-        if len(self._flushes) < UNDER_WAY:
-            flush = asyncio.get_running_loop().create_task(self._flush(), name="fencepost-enqueue")
-            self._flushes.add(flush)
-            flush.add_done_callback(self._flushes.discard)
-        return await stored
+        mine = (record, stored)
+        self._waiting.append(mine)
+        if self._under_way >= UNDER_WAY or self._gathering:
+            return await stored
+        self._gathering = True
+        try:
+            # Whoever comes in this very moment is taken along.
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            stored.cancel()
+            raise
+        finally:
+            self._gathering = False
+            alone = self._waiting == [mine] and not stored.done()
+            if not alone and self._waiting:
+                self._begin()
+        if not alone:
+            return await stored
+        # Nobody else, so no task is needed: it would cost a twentieth of the whole call.
+        self._waiting.clear()
+        self._under_way += 1
+        try:
+            return (await self._insert([record]))[0]
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
+        self._under_way += 1
+        flush = asyncio.get_running_loop().create_task(self._flush(), name="fencepost-enqueue")
+        self._flushes.add(flush)
+        flush.add_done_callback(self._flushes.discard)
+
+    def _end(self) -> None:
+        self._under_way -= 1
+        if self._waiting and not self._gathering:
+            self._begin()
 
     async def _flush(self) -> None:
-        while self._waiting:
-            taken = [(record, stored) for record, stored in self._waiting[:BATCH] if not stored.done()]
-            del self._waiting[:BATCH]
-            if taken:
-                await self._send(taken)
+        try:
+            while self._waiting:
+                taken = [(record, stored) for record, stored in self._waiting[:BATCH] if not stored.done()]
+                del self._waiting[:BATCH]
+                if taken:
+                    await self._send(taken)
+        finally:
+            self._end()
 
     async def _send(self, taken: list[tuple[Record, asyncio.Future[Answer]]]) -> None:
         try:
