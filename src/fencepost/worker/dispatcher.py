@@ -13,7 +13,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
@@ -153,8 +152,12 @@ class Dispatcher:
             await self._wait(min([self._next_poll, *self._due_at.values()]) - time.monotonic())
 
     async def _wait(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), max(seconds, 0))
+        """Until woken, or *seconds* have passed. A time limit of asyncio's would put a task between hint and claim."""
+        alarm = asyncio.get_running_loop().call_later(max(seconds, 0), self._woken.set)
+        try:
+            await self._woken.wait()
+        finally:
+            alarm.cancel()
 
     async def _poll(self) -> None:
         self._next_poll = time.monotonic() + self._poll_seconds
