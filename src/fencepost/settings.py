@@ -9,6 +9,7 @@ environment, and nothing writes to it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """IDEMPOTENCY_RETENTION: how long a key is kept from its first request on; None is as long as its job."""
     log_level: str = "info"
     """LOG_LEVEL: debug, info, warning or error."""
+    log_jobs: float = 1.0
+    """LOG_JOBS: the share of jobs, from 0 to 1, whose successful attempts are logged. Failures always are."""
     log_format: str | None = None
     """LOG_FORMAT: json or text; None is json when stdout is no terminal."""
 
@@ -230,6 +233,12 @@ def _yes_or_no(text: str) -> bool:
     raise ValueError(f"must be true or false, not {text[:40]!r}")
 
 
+def _share(text: str) -> float:
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not 0 <= float(text) <= 1:
+        raise ValueError(f"must be a share from 0 to 1, such as 0.01, not {text[:40]!r}")
+    return float(text)
+
+
 def _one_of(*allowed: str) -> Any:
     def read(text: str) -> str:
         if text.lower() not in allowed:
@@ -283,6 +292,7 @@ _VARIABLES: list[tuple[str, tuple[str, ...], Any]] = [
     ("retain_cancelled_seconds", ("RETAIN_CANCELLED",), _retention),
     ("idempotency_retention_seconds", ("IDEMPOTENCY_RETENTION",), _retention),
     ("log_level", ("LOG_LEVEL",), _one_of("debug", "info", "warning", "error")),
+    ("log_jobs", ("LOG_JOBS",), _share),
     ("log_format", ("LOG_FORMAT",), _one_of("json", "text")),
 ]
 """Field, the variables that set it (the first that is there wins), and how its text is read."""

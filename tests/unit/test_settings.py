@@ -77,6 +77,10 @@ VARIABLES: list[tuple[str, str, str, Any]] = [
     ("IDEMPOTENCY_RETENTION", "24h", "idempotency_retention_seconds", 86400),
     ("LOG_LEVEL", "WARNING", "log_level", "warning"),
     ("LOG_FORMAT", "json", "log_format", "json"),
+    ("LOG_JOBS", "0.01", "log_jobs", 0.01),
+    ("LOG_JOBS", ".5", "log_jobs", 0.5),
+    ("LOG_JOBS", "0", "log_jobs", 0.0),
+    ("LOG_JOBS", "1", "log_jobs", 1.0),
 ]
 
 
@@ -145,6 +149,10 @@ def test_flags_win_over_the_environment_and_none_is_no_flag() -> None:
         ("WEBHOOK_ALLOW_PRIVATE", "2", "must be true or false"),
         ("LOG_LEVEL", "loud", "must be one of debug, info, warning, error"),
         ("LOG_FORMAT", "xml", "must be one of json, text"),
+        ("LOG_JOBS", "1.5", "a share from 0 to 1"),
+        ("LOG_JOBS", "half", "a share from 0 to 1"),
+        ("LOG_JOBS", "-0.1", "a share from 0 to 1"),
+        ("LOG_JOBS", "nan", "a share from 0 to 1"),
         ("MAX_PAYLOAD", "1", "from 2 to"),
         ("PARTITION_DAYS", "0", "from 1 to 3,650"),
         ("RETAIN_COMPLETED", "59s", "must be 0, to keep for ever, or at least 1m"),

@@ -20,6 +20,7 @@ from fencepost.domain.outcome import Ending, Outcome
 from fencepost.worker import executor as executor_module
 from fencepost.worker.attempt import Attempt
 from fencepost.worker.executor import Executor
+from fencepost.worker.journal import Journal
 
 from .support import Tally, make_lease, records, wait_until
 
@@ -42,6 +43,7 @@ class Runner:
             max_result_bytes=1000,
             settle=lambda attempt, outcome: self.settled.append((attempt, outcome)),
             events=self.tally,
+            journal=Journal(),
         )
 
     def begin(self, **lease: Any) -> Attempt:

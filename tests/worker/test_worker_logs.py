@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from fencepost.domain.context import Context
 from fencepost.domain.job import Status
 from fencepost.errors import Permanent
+from fencepost.worker.journal import Journal
 
-from .support import Bench, fields_of, records, wait_until
+from .support import Bench, fields_of, make_lease, records, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -96,3 +99,32 @@ async def test_an_outage_is_said_once_a_try_and_not_as_a_fault(
     assert fields_of(records(caplog, "can't claim jobs")[0])["reason"]
     ours = [record for record in caplog.records if record.name.startswith("fencepost")]
     assert [record for record in ours if record.levelno >= logging.ERROR or record.exc_info] == []
+
+
+async def test_successes_can_be_left_out_of_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fencepost.worker")
+
+    @bench.job("work", payload=str)
+    async def work(context: Context, payload: str) -> None:
+        if payload == "fails":
+            raise Permanent("never")
+
+    succeeds, fails = await bench.enqueue("work", "succeeds"), await bench.enqueue("work", "fails")
+    await bench.start(log_jobs=0.0)
+    await bench.finished(succeeds, fails)
+    await wait_until(lambda: records(caplog, "job finished"), 2)
+    assert records(caplog, "job started") == []
+    assert [fields_of(one)["job_id"] for one in records(caplog, "job finished")] == [str(fails)]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_a_share_of_the_jobs_is_logged_with_all_their_attempts(share: float, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fencepost.worker")
+    leases = [make_lease() for _ in range(2000)]
+    for attempt in (1, 2):
+        for lease in leases:
+            # Another process has another journal.
+            Journal(share=share).started(msgspec.structs.replace(lease, attempt=attempt))
+    lines = Counter(fields_of(record)["job_id"] for record in records(caplog, "job started"))
+    assert set(lines.values()) <= {2}, "all of a job's attempts, or none"
+    assert abs(len(lines) / len(leases) - share) < 0.05

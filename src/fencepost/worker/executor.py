@@ -29,6 +29,7 @@ from fencepost.domain.outcome import Ending, Outcome
 from fencepost.domain.text import storable_json
 from fencepost.telemetry.events import Events
 from fencepost.worker.attempt import Attempt
+from fencepost.worker.journal import Journal
 
 log = logging.getLogger("fencepost.worker")
 
@@ -54,6 +55,7 @@ class Executor:
         max_result_bytes: int,
         settle: Callable[[Attempt, Outcome | None], None],
         events: Events,
+        journal: Journal,
     ) -> None:
         self._types = types
         self._slots = slots
@@ -62,6 +64,7 @@ class Executor:
         self._max_result_bytes = max_result_bytes
         self._settle = settle
         self._events = events
+        self._journal = journal
         self._encode = msgspec.json.Encoder().encode
         self.running: set[Attempt] = set()
         """Attempts whose handler hasn't returned."""
@@ -83,18 +86,8 @@ class Executor:
         """Begin an attempt. Its outcome goes to `settle`."""
         self.running.add(attempt)
         self._events.started()
-        lease = attempt.lease
-        if log.isEnabledFor(logging.INFO):
-            log.info(
-                "job started",
-                extra={
-                    "job_id": str(lease.id),
-                    "job_type": lease.type,
-                    "attempt": lease.attempt,
-                    "request_id": lease.request_id,
-                },
-            )
-        attempt.deadline = attempt.started_at + self.timeout_of(lease)
+        self._journal.started(attempt.lease)
+        attempt.deadline = attempt.started_at + self.timeout_of(attempt.lease)
         if self._loop is None:
             # Kept, because asking for it is a system call each time.
             self._loop = asyncio.get_running_loop()

@@ -30,6 +30,7 @@ from fencepost.worker import maintenance
 from fencepost.worker.attempt import Attempt
 from fencepost.worker.dispatcher import Dispatcher
 from fencepost.worker.executor import GRACE_SECONDS, Executor
+from fencepost.worker.journal import Journal
 from fencepost.worker.leases import LeaseKeeper
 from fencepost.worker.pruner import Pruner
 from fencepost.worker.settler import Settler
@@ -59,6 +60,7 @@ class Worker:
         self._events = events
         self._database = Database(dsn, schema=settings.schema, connections=CONNECTIONS, lines=2, session=HOT_SESSION)
         self._store = WorkerStore(self._database, self.id)
+        self._journal = Journal(share=settings.log_jobs)
         self._settler = Settler(self._store, settled=self._settled)
         self._executor = Executor(
             types,
@@ -68,6 +70,7 @@ class Worker:
             max_result_bytes=settings.max_result_bytes,
             settle=self._settle,
             events=events,
+            journal=self._journal,
         )
         self._dispatcher = Dispatcher(
             self._store,
@@ -227,26 +230,7 @@ class Worker:
 
     def _report(self, attempt: Attempt, ending: Ending, result: Outcome | None, status: Status | None) -> None:
         self._events.ended(ending, status, attempt.seconds)
-        level = logging.INFO if result is not None and result.error is None else logging.WARNING
-        if not log.isEnabledFor(level):
-            return
-        fields: dict[str, object] = {
-            "job_id": str(attempt.lease.id),
-            "job_type": attempt.lease.type,
-            "attempt": attempt.lease.attempt,
-            "outcome": ending.value,
-            "status": None if status is None else status.value,
-            "duration_ms": round(attempt.seconds * 1000, 3),
-            "request_id": attempt.lease.request_id,
-        }
-        if result is not None and result.error is not None:
-            fields["error"] = result.error
-            fields["error_type"] = result.error_type
-            if result.traceback is not None:
-                fields["traceback"] = result.traceback
-        if result is not None and status is Status.PENDING:
-            fields["retry_delay_ms"] = round(result.delay_seconds * 1000)
-        log.log(level, "job finished", extra=fields)
+        self._journal.finished(attempt, ending, result, status)
 
     def _interrupt_from_outside(self, attempt: Attempt, ending: Ending) -> None:
         if self._loop is not None:
