@@ -50,7 +50,7 @@ class LaneScan(msgspec.Struct, frozen=True, kw_only=True):
     rest: Position | None
     """The first due job that the claim saw and did not take; None when it took all it saw."""
     next_run_at: datetime | None
-    """When its next scheduled job is due, if the claim ran short."""
+    """When its next scheduled job is due, if no job was left that is due already."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

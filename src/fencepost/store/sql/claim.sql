@@ -7,7 +7,7 @@
 --   They save re-reading the dead entries of jobs already taken, and decide nothing else (worker/cursors.py has the
 --   proof).
 -- Returns: a row a lane first (id null): how many it was asked for, the first due job it saw and did not take, when
---   its next scheduled job is due if it ran short, the jobs taken in their order, with their run_at if there are
+--   its next scheduled job is due if no other is, the jobs taken in their order, with their run_at if there are
 --   several lanes to merge, and this statement's snapshot, clock and transaction. Then each job's definition, in no
 --   order. No row at all: the queue is paused, or nothing was ever enqueued.
 -- Index: pending_lane, from the cursor on; then primary keys. Locks: the rows taken; rows that another dispatcher
@@ -21,7 +21,7 @@
 --                                         an older snapshot still shows the row: the lock
 --                                         finds it deleted and takes nothing
 with lane as materialized (
-    select l.priority,
+    select l.priority, count(*) over () as lanes,
            coalesce(cast(c.place ->> 0 as timestamptz), timestamptz '-infinity') as run_at,
            coalesce(cast(c.place ->> 1 as uuid), uuid '00000000-0000-0000-0000-000000000000') as id
       from fencepost.lanes l
@@ -43,14 +43,14 @@ front as materialized (
          order by p.run_at, p.id
          limit cast(:slots as int)
      ) p
-     where (select count(*) from lane) > 1
+     where lane.lanes > 1
      order by case when cast(:aging_seconds as float8) = 0 then lane.priority end desc,
               p.run_at - lane.priority * make_interval(secs => cast(:aging_seconds as float8)), lane.priority desc
      limit cast(:slots as int)
 ),
 share as materialized (
-    select lane.priority, lane.run_at, lane.id,
-           case when (select count(*) from lane) = 1 then cast(:slots as int)
+    select lane.*,
+           case when lane.lanes = 1 then cast(:slots as int)
                 else (select count(*) from front f where f.priority = lane.priority) end as wanted
       from lane
 ),
@@ -83,7 +83,7 @@ leased as (
       from picked k
 )
 select share.priority, share.wanted, rest.run_at as rest_run_at, rest.id as rest_id,
-       case when (select count(*) from picked k) < cast(:slots as int)
+       case when rest.id is null
             then (
                 select p.run_at
                   from fencepost.pending p
@@ -114,7 +114,7 @@ select share.priority, share.wanted, rest.run_at as rest_run_at, rest.id as rest
  ) rest on true
   left join lateral (
     select array_agg(k.id) as ids, array_agg(k.attempts + 1) as attempts, array_agg(k.token + 1) as tokens,
-           case when (select count(*) from lane) > 1 then array_agg(k.run_at) end as run_at
+           case when share.lanes > 1 then array_agg(k.run_at) end as run_at
       from picked k
      where k.priority = share.priority
  ) taken on true

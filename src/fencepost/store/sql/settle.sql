@@ -21,15 +21,16 @@
 --                                         lease 3 deleted, job pending, claimed: lease 4
 --     settles (id, 3): no such lease,
 --     nothing written, told that it is lost
-with let_go as (
+with input as materialized (
+    select i.id, i.token
+      from unnest(cast(cast(:ids as text) as uuid[]), cast(cast(:tokens as text) as bigint[])) i (id, token)
+),
+let_go as (
     delete from fencepost.leases l
      where l.queue_id = cast(:queue_id as int)
-       and l.id = any (cast(cast(:ids as text) as uuid[]))
+       and l.id = any (array (select i.id from input i))
        -- "is true" keeps it a filter: as a join it might be driven by all leases.
-       and ((l.id, l.token) in (
-               select i.id, i.token
-                 from unnest(cast(cast(:ids as text) as uuid[]), cast(cast(:tokens as text) as bigint[])) i (id, token)
-           )) is true
+       and ((l.id, l.token) in (select i.id, i.token from input i)) is true
     returning l.id, l.priority, l.attempt, l.token, l.worker_id, l.started_at, l.cancel_requested_at,
               case when cast(:details as jsonb) is not null
                    then cast(:details as jsonb) -> (cast(l.id as text) || ' ' || cast(l.token as text)) end as detail
@@ -66,7 +67,7 @@ logged as (
      where h.ending <> 'succeeded'
 )
 select i.id, i.token, null as status
-  from unnest(cast(cast(:ids as text) as uuid[]), cast(cast(:tokens as text) as bigint[])) i (id, token)
+  from input i
  where (i.id, i.token) not in (select h.id, h.token from held h)
 union all
 select h.id, h.token, h.status
