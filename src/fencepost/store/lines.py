@@ -9,6 +9,7 @@ outside the pool, with one timer that looks after it for as long as it lives.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -41,7 +42,7 @@ class Line:
         if not self.is_open:
             self._connection = await self._connect()
             self._watch()
-        self._deadline = asyncio.get_running_loop().time() + self._patience_seconds
+        self._deadline = time.monotonic() + self._patience_seconds
         try:
             rows: list[Any] = await self._connection.fetch(sql, *arguments)
             return rows
@@ -66,7 +67,7 @@ class Line:
         loop = asyncio.get_running_loop()
         if self._check is not None:
             self._check.cancel()
-        if self._deadline is not None and loop.time() > self._deadline:
+        if self._deadline is not None and time.monotonic() > self._deadline:
             self.cut()
         if self.is_open:
             self._check = loop.call_later(CHECK_SECONDS, self._watch)

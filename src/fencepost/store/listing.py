@@ -14,7 +14,7 @@ from fencepost.store.database import Database
 from fencepost.store.jobs import job_of_row
 from fencepost.store.queues import Queues
 
-SCAN_ROWS = 10_000
+SCAN_ROWS = 5_000
 """How many jobs one page may look at."""
 _LAST_ID = UUID(int=(1 << 128) - 1)
 

@@ -4,7 +4,7 @@
 -- whole history: the page may then be short, and the last row (matched or not) says how far it looked.
 -- Index: jobs' primary key, partition by partition. Locks: none.
 with looked_at as materialized (
-    select s.id, s.queue_id
+    select s.id, s.queue_id, s.type
       from fencepost.jobs s
      where s.id < cast(:before as uuid)
        and s.id >= cast(:not_before as uuid)
@@ -14,10 +14,7 @@ with looked_at as materialized (
 matched as (
     select s.id
       from looked_at s
-     cross join lateral (
-        select j.type from fencepost.jobs j where j.id = s.id and j.queue_id = s.queue_id limit 1
-     ) j
-     where (cast(:type as text) is null or j.type = cast(:type as text))
+     where (cast(:type as text) is null or s.type = cast(:type as text))
        and (cast(:queue_id as int) is null or s.queue_id = cast(:queue_id as int))
      order by s.id desc
      limit cast(:page_rows as int)
