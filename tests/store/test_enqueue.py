@@ -7,6 +7,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -213,3 +214,43 @@ def test_whatever_passes_the_check_comes_back_equal(database_url: str) -> None:
         finally:
             runner.run(hints.close())
             runner.run(database.close())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"priority": 7, "queue": "mail", "payload": b'{"a": [1, null, "\\u20ac"]}', "max_attempts": 9},
+        {"delay_seconds": 0.0},
+        {"delay_seconds": 90.0000005},
+        {"run_at": datetime(1999, 1, 1, tzinfo=UTC)},
+        {"run_at": datetime(2031, 5, 1, 12, 0, 0, 250_001, tzinfo=UTC)},
+        {"timeout_seconds": 1.5, "request_id": "r"},
+        {"payload": b"null"},
+    ],
+    ids=str,
+)
+async def test_a_job_alone_and_a_job_among_others_are_stored_alike(
+    jobs: Jobs, sql: Connection, asked: dict[str, Any]
+) -> None:
+    """Two statements store jobs; whoever asks for the same gets the same of both."""
+    made = [job(**asked), job(**asked)]
+    [alone] = await jobs.enqueue(made[:1])
+    among = (await jobs.enqueue([made[1], job()]))[0]
+
+    async def row(job_id: UUID) -> dict[str, Any]:
+        found = await sql.fetchrow(
+            "select j.*, p.attempts, p.token, p.priority as lane, p.run_at, p.run_at - j.created_at as waits "
+            "from fencepost.jobs j join fencepost.pending p using (id, queue_id) where id = $1",
+            job_id,
+        )
+        return dict(found)
+
+    rows = [await row(one.id) for one in made]
+    for stored, answered in zip(rows, (alone, among), strict=True):
+        assert (stored.pop("created_at"), stored.pop("run_at")) == (answered.created_at, answered.run_at)
+        del stored["id"]
+    if "run_at" in asked:
+        for stored in rows:
+            del stored["waits"]
+    assert rows[0] == rows[1]

@@ -234,6 +234,19 @@ def _statements(samples: dict[str, list[uuid.UUID]]) -> dict[str, tuple[bool, di
     }  # fmt: skip
     api: dict[str, dict[str, object]] = {
         "enqueue": {"jobs": json.dumps([record]), **HINTED},
+        "enqueue_one": {
+            "id": uuid.uuid4(),
+            "queue_id": 1,
+            "type": "work",
+            "priority": 0,
+            "payload": "{}",
+            "max_attempts": 3,
+            "timeout_seconds": None,
+            "run_at": None,
+            "delay_microseconds": None,
+            "request_id": None,
+            **HINTED,
+        },
         "replay": {"job": json.dumps(record)},
         "read_jobs": {"ids": [*pending[:3], *leased[:3], *finished[:3]]},
         "read_attempts": {"id": pending[0], "queue_id": 1},

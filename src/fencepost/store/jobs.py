@@ -57,11 +57,14 @@ class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
     schedule: str | None = None
     request_id: str | None = None
 
-    def due(self, created_at: datetime) -> datetime:
-        """When it is due, as the statement decides it."""
+    def stored(self, created_at: datetime) -> Enqueued:
+        """What became of it, at that time of the database's. It is due when the statement says, too."""
+        due = created_at
         if self.run_at is not None:
-            return max(self.run_at.astimezone(UTC), created_at)
-        return created_at + timedelta(microseconds=self.delay_microseconds) if self.delay_microseconds else created_at
+            due = max(self.run_at.astimezone(UTC), created_at)
+        elif self.delay_microseconds:
+            due = created_at + timedelta(microseconds=self.delay_microseconds)
+        return Enqueued(self.id, replayed=False, created_at=created_at, run_at=due)
 
 
 class _KeyVanished(Exception):
@@ -121,16 +124,34 @@ class Jobs:
         return stored
 
     async def _send(self, session: Querier, records: Sequence[_Record], hint: Hint) -> list[Enqueued | None]:
+        if len(records) == 1 and records[0].idempotency_key is None:
+            return [await self._send_one(session, records[0], hint)]
         head, *keyed = await session.fetch(
             "enqueue", jobs=msgspec.json.encode(records), channel=self._database.channel, hint=hint
         )
         created_at, new = head["created_at"], {row["id"] for row in keyed}
         return [
-            Enqueued(record.id, replayed=False, created_at=created_at, run_at=record.due(created_at))
-            if record.idempotency_key is None or record.id in new
-            else None
+            record.stored(created_at) if record.idempotency_key is None or record.id in new else None
             for record in records
         ]
+
+    async def _send_one(self, session: Querier, record: _Record, hint: Hint) -> Enqueued:
+        rows = await session.fetch(
+            "enqueue_one",
+            id=record.id,
+            queue_id=record.queue_id,
+            type=record.type,
+            priority=record.priority,
+            payload=bytes(record.payload),
+            max_attempts=record.max_attempts,
+            timeout_seconds=record.timeout_seconds,
+            run_at=record.run_at,
+            delay_microseconds=record.delay_microseconds,
+            request_id=record.request_id,
+            channel=self._database.channel,
+            hint=hint,
+        )
+        return record.stored(rows[0]["created_at"])
 
     async def _replay(self, session: Querier, record: _Record) -> Enqueued:
         """What a key that exists has made. Raises KeyConflict; _KeyVanished when it was removed just now."""

@@ -70,7 +70,7 @@ class Producer:
 
 
 async def producer(dsn, connections):
-    database = Database(dsn, connections=connections)
+    database = Database(dsn, connections=DEFAULTS.database_connections)
     await database.open()
     return Producer(database)
 
