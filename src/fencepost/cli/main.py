@@ -33,7 +33,6 @@ class _Commands(click.Group):
 
 
 _SERVER_MODULES = {
-    "starlette",
     "uvicorn",
     "httptools",
     "uvloop",
