@@ -25,6 +25,12 @@ def test_every_measure_of_the_comparison_runs_once(tmp_path: Path) -> None:
     assert answered.returncode == 0, answered.stderr[-2000:]
     assert json.loads((tmp_path / "out.json").read_text())
     table = (tmp_path / "out.md").read_text()
-    for measure in ("Enqueue, one at a time", "Enqueue in bulk", "Drain, two processes", "held snapshot", "Pick-up, p99"):
+    for measure in (
+        "Enqueue, one at a time",
+        "Enqueue in bulk",
+        "Drain, two processes",
+        "held snapshot",
+        "Pick-up, p99",
+    ):
         assert measure in table, table
     assert (tmp_path / "out.svg").read_text().startswith("<svg")
