@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import signal
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -31,6 +32,14 @@ from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
 
 TEMPLATE = f"fencepost_template_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+
+
+def pytest_configure() -> None:
+    """What tests stop by a signal would inherit that it is ignored: under nohup, or in the background of a shell."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 QUICK = {"fsync": "off", "max_connections": "200"}
 """No test here depends on surviving a power cut, and the machine's disk isn't what is tested."""
 
