@@ -57,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     database_url: Secret | None = None
     """DATABASE_URL: any PostgreSQL from 14 on. None starts the embedded one."""
     database_connections: int = 10
-    """DATABASE_CONNECTIONS: the most that the API opens; workers take up to 4 more."""
+    """DATABASE_CONNECTIONS: the most that the API opens; the workers of a process take up to 6 more."""
     schema: str = "fencepost"
     """SCHEMA: where the tables are. Two schemas of one database know nothing of each other."""
     data_dir: Path | None = None

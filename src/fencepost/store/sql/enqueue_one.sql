@@ -1,4 +1,4 @@
--- Store one new job without an idempotency key, due now or later: what enqueue.sql does for many, in a third of its time.
+-- Store one new job without an idempotency key, due now or later: what enqueue.sql does for many, with less to parse.
 --
 -- Returns: one row with created_at; due then is the later of that and what was asked for. Parameters as there, one by
 --   one. Indexes: the primary keys. Locks: the rows it inserts.
