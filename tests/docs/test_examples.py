@@ -49,16 +49,21 @@ def run(block: str, service: Service) -> list[str]:
     """Run a block as written, but for the port; returns the answers it printed. Every one must be a success."""
     script = block.replace("localhost:8080", service.url.removeprefix("http://"))
     script = re.sub(r"\bcurl -s\b", r"curl -s --fail-with-body -w '\\n'", script)
+    return bash(script, f"{os.environ['PATH']}:{ROOT / 'tests/docs/substitutes'}").stdout.strip().splitlines()
+
+
+def bash(script: str, path: str) -> subprocess.CompletedProcess[str]:
+    """Run a script, in which every command must succeed, with programs from *path*."""
     ended = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        env={"PATH": f"{os.environ['PATH']}:{ROOT / 'tests/docs/substitutes'}"},
+        env={"PATH": path},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert ended.returncode == 0, f"{block}\n{ended.stdout}{ended.stderr}"
-    return ended.stdout.strip().splitlines()
+    assert ended.returncode == 0, f"{script}\n{ended.stdout}{ended.stderr}"
+    return ended
 
 
 @pytest.mark.parametrize(
@@ -149,14 +154,6 @@ def test_queries_of_the_pages_run(page: str, database_url: str) -> None:
 def test_retention_page_commands_run(database_url: str) -> None:
     for_ever, prune = blocks("docs/how-to/retention.md", "bash")
     script = for_ever + prune.replace("postgresql://…", f"'{database_url}'")
-    ended = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = bash(script, f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert "0 jobs are past their time; nothing was changed" in ended.stderr
     assert "removed 0 jobs" in ended.stderr

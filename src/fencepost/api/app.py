@@ -22,6 +22,7 @@ from fencepost.app import JobType
 from fencepost.domain.requests import Rules
 from fencepost.settings import Settings
 from fencepost.store.database import Database
+from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
 from fencepost.store.listing import Listing
 from fencepost.store.queues import Queues
@@ -45,6 +46,30 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     database: Database
     metrics: Metrics
     readiness: Readiness
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        types: Mapping[str, JobType],
+        database: Database,
+        hints: Hints,
+        *,
+        metrics: Metrics | None = None,
+        jobs: type[Jobs] = Jobs,
+    ) -> Services:
+        """Put them together over one database, with what stores *jobs*."""
+        queues = Queues(database, hints)
+        return cls(
+            settings=settings,
+            types=types,
+            jobs=jobs(database, queues, hints),
+            listing=Listing(database, queues),
+            queues=queues,
+            database=database,
+            metrics=metrics or Metrics(),
+            readiness=Readiness(),
+        )
 
 
 def create_app(

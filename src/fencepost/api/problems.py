@@ -11,7 +11,7 @@ import msgspec
 
 from fencepost.api.http import CLOSE, JSON_TYPE, HttpError, Request, Response
 from fencepost.errors import FencepostError, InvalidJob
-from fencepost.store.database import DataError
+from fencepost.store.failures import DataError
 
 PROBLEM_TYPE = b"application/problem+json"
 

@@ -27,7 +27,6 @@ import click
 
 import fencepost
 from fencepost.api.app import Services, create_app
-from fencepost.api.readiness import Readiness
 from fencepost.api.server import ApiServer, bind_socket, make_server
 from fencepost.app import Fencepost
 from fencepost.cli.application import application, connect, settings_of
@@ -39,10 +38,7 @@ from fencepost.errors import FencepostError
 from fencepost.settings import Settings
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
-from fencepost.store.jobs import Jobs
-from fencepost.store.listing import Listing
 from fencepost.store.migrate import prepare
-from fencepost.store.queues import Queues
 from fencepost.telemetry.metrics import Metrics
 
 log = logging.getLogger("fencepost.serve")
@@ -100,21 +96,11 @@ class _Service:
         self._settings = settings
         self._embedded = embedded
         self._metrics = Metrics()
-        self._readiness = Readiness()
         self._database = Database(dsn, schema=settings.schema, connections=settings.database_connections)
         self._pool = make_pool(settings, app, name=name, dsn=dsn, turn=turn, events=self._metrics)
         self._hints = Hints(self._database, local=self._pool.wake)
-        queues = Queues(self._database, self._hints)
-        services = Services(
-            settings=settings,
-            types=app.types,
-            jobs=Jobs(self._database, queues, self._hints),
-            listing=Listing(self._database, queues),
-            queues=queues,
-            database=self._database,
-            metrics=self._metrics,
-            readiness=self._readiness,
-        )
+        services = Services.of(settings, app.types, self._database, self._hints, metrics=self._metrics)
+        self._readiness = services.readiness
         self._server: ApiServer = make_server(create_app(services), settings)
         self._signals = StopSignals(at_once=self._pool.kill)
 

@@ -1,23 +1,22 @@
 """
 The seam to the driver.
 
-Everything that knows asyncpg is here (and in `listener.py`): the pool, the sessions'
-settings, JSON passing through as bytes, and the translation of the driver's errors
-into two kinds: the database isn't available (`DatabaseUnavailable`, worth another try),
-or the statement is wrong (left as it is; that's a bug, or input nobody checked).
+Everything that knows asyncpg is here (and in `listener.py`, `migrate.py` and `failures.py`):
+the pool, the sessions' settings, and JSON passing through as bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import asyncpg
 
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.store import statements
+from fencepost.store.failures import MISTAKEN, UNAVAILABLE, first_line, is_broken, translated
 from fencepost.store.lines import Lines
 
 Row = Mapping[str, Any]
@@ -54,33 +53,6 @@ HOT_SESSION = {
     "enable_bitmapscan": "off",
 }
 """What a worker's sessions add."""
-
-_UNAVAILABLE = (
-    OSError,
-    asyncio.TimeoutError,
-    asyncpg.InterfaceError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.TransactionRollbackError,
-    asyncpg.InvalidTransactionStateError,
-    asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.exceptions.TargetServerAttributeNotMatched,
-    asyncpg.exceptions.InternalClientError,
-    asyncpg.exceptions.PostgresSystemError,
-)
-
-_MISTAKEN = (
-    asyncpg.exceptions.ClientConfigurationError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-)
-
-DataError = asyncpg.DataError
-"""A value that PostgreSQL can't hold."""
 
 
 class Querier(Protocol):
@@ -174,8 +146,8 @@ class Database:
         try:
             await self._open()
         except DatabaseUnavailable as error:
-            if isinstance(error.__cause__, _MISTAKEN):
-                raise InvalidSettings(f"DATABASE_URL: {_first_line(error.__cause__)}") from error
+            if isinstance(error.__cause__, MISTAKEN):
+                raise InvalidSettings(f"DATABASE_URL: {first_line(error.__cause__)}") from error
             raise
 
     async def _open(self) -> None:
@@ -186,6 +158,7 @@ class Database:
                 max_size=self._connections,
                 connection_class=_Connection,
                 max_inactive_connection_lifetime=300,
+                init=_pass_json_through,
                 **self.connect_options(),
             )
 
@@ -195,7 +168,6 @@ class Database:
             "server_settings": {"application_name": "fencepost", **self._settings},
             "timeout": 5.0,
             "command_timeout": PATIENCE_SECONDS,
-            "init": _pass_json_through,
             "target_session_attrs": "read-write",
         }
 
@@ -208,20 +180,17 @@ class Database:
             async with asyncio.timeout(5):
                 await self._lines.close()
                 await pool.close()
-        except (TimeoutError, *_UNAVAILABLE):
+        except (TimeoutError, *UNAVAILABLE):
             self._lines.cut()
             pool.terminate()
 
     async def _connect(self) -> Any:
         """A connection that is not the pool's."""
-        options = self.connect_options()
-        prepare = options.pop("init")
         # Whoever keeps it has a timer for all its statements.
-        connection = await asyncpg.connect(
-            self.dsn, connection_class=_Connection, **(options | {"command_timeout": None})
-        )
+        options = self.connect_options() | {"command_timeout": None}
+        connection = await asyncpg.connect(self.dsn, connection_class=_Connection, **options)
         async with asyncio.timeout(ACQUIRE_SECONDS):
-            await prepare(connection)
+            await _pass_json_through(connection)
         return connection
 
     async def fetch(self, name: str, /, **values: object) -> list[Row]:
@@ -231,7 +200,7 @@ class Database:
                 return await _Session(connection, self.schema).fetch(name, **values)
         statement = statements.load(name, self.schema)
         with translated():
-            return await self._lines.fetch(statement.text, statement.arguments(values), is_broken=_is_broken)
+            return await self._lines.fetch(statement.text, statement.arguments(values), is_broken=is_broken)
 
     @asynccontextmanager
     async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Querier]:
@@ -266,38 +235,9 @@ class Database:
                 try:
                     yield connection
                 except BaseException as error:
-                    if _is_broken(error):
+                    if is_broken(error):
                         connection.terminate()
                     raise
-
-
-def _is_broken(error: BaseException) -> bool:
-    """
-    Whether the connection that ended in *error* must not be used again.
-
-    After a cancellation, because asking a silent server to stop would take as long as waiting for it; and when it
-    leads to a server that was demoted, for the next one to find the one that takes writes.
-    """
-    return isinstance(error, asyncio.CancelledError | asyncpg.ReadOnlySQLTransactionError)
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn the driver's errors that mean "not now" into DatabaseUnavailable."""
-    try:
-        yield
-    except _UNAVAILABLE as error:
-        raise DatabaseUnavailable(f"the database is not available: {_first_line(error)}") from error
-    except asyncpg.CheckViolationError as error:
-        if error.constraint_name:
-            raise
-        # A row on its way to the default partition, while the partition it belongs to was being attached.
-        raise DatabaseUnavailable("the database's partitions changed under this statement; try again") from error
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
 
 
 async def _pass_json_through(connection: Any) -> None:

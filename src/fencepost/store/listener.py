@@ -20,7 +20,8 @@ from typing import Any
 import asyncpg
 
 from fencepost.errors import DatabaseUnavailable
-from fencepost.store.database import Database, translated
+from fencepost.store.database import Database
+from fencepost.store.failures import translated
 
 log = logging.getLogger("fencepost.listener")
 
@@ -64,7 +65,7 @@ class Listener:
     async def _listen(self) -> None:
         lost = asyncio.Event()
         with translated():
-            connection: Any = await asyncpg.connect(self._database.dsn, **self._options())
+            connection: Any = await asyncpg.connect(self._database.dsn, **self._database.connect_options())
             try:
                 connection.add_termination_listener(lambda _: lost.set())
                 await connection.add_listener(self._database.channel, self._take)
@@ -77,11 +78,6 @@ class Listener:
                         await connection.execute("select 1", timeout=_ANSWER_SECONDS)
             finally:
                 connection.terminate()
-
-    def _options(self) -> dict[str, Any]:
-        options = self._database.connect_options()
-        options.pop("init")
-        return options
 
     def _take(self, connection: Any, pid: int, channel: str, payload: object) -> None:
         try:

@@ -22,7 +22,8 @@ import asyncpg
 import msgspec
 
 from fencepost.errors import DatabaseUnavailable, SchemaMismatch
-from fencepost.store.database import Database, translated
+from fencepost.store.database import Database
+from fencepost.store.failures import translated
 from fencepost.store.statements import qualify, quote_schema
 
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
@@ -165,7 +166,6 @@ def check(known: list[Step], found: list[Applied]) -> None:
 
 async def _connect(database: Database) -> Any:
     options = database.connect_options()
-    options.pop("init")
     options["command_timeout"] = None
     options["server_settings"] = {
         **options["server_settings"],

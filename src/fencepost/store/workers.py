@@ -40,15 +40,8 @@ class WorkerStore:
         within one call and approximate between workers.
         """
         queue = await self._queue_name(queue_id)
-        rows = await self.database.fetch(
-            "claim",
-            queue_id=queue_id,
-            slots=slots,
-            worker_id=self.worker_id,
-            lease_seconds=lease_seconds,
-            aging_seconds=aging_seconds,
-            cursors=_places(cursors),
-        )
+        how = self._how(queue_id, slots, cursors, lease_seconds, aging_seconds)
+        rows = await self.database.fetch("claim", **how)
         return read_claim(rows, queue_id, queue, aging_seconds=aging_seconds)
 
     async def turn(
@@ -63,19 +56,24 @@ class WorkerStore:
     ) -> tuple[list[Status | None], Claim]:
         """Settle and claim in one statement: `settle` and `claim` at once, both applied or neither."""
         queue = await self._queue_name(queue_id)
-        rows = await self.database.fetch(
-            "turn",
-            queue_id=queue_id,
-            slots=slots,
-            worker_id=self.worker_id,
-            lease_seconds=lease_seconds,
-            aging_seconds=aging_seconds,
-            cursors=_places(cursors),
-            **_ends(outcomes),
-        )
+        how = self._how(queue_id, slots, cursors, lease_seconds, aging_seconds)
+        rows = await self.database.fetch("turn", **how, **_ends(outcomes))
         claimed = [row for row in rows if not row["settled"]]
         differing = {(row["id"], row["transaction"]): row["type"] for row in rows if row["settled"]}
         return _statuses(outcomes, differing), read_claim(claimed, queue_id, queue, aging_seconds=aging_seconds)
+
+    def _how(
+        self, queue_id: int, slots: int, cursors: dict[int, Position], lease_seconds: float, aging_seconds: float
+    ) -> dict[str, object]:
+        """What both statements that claim are told."""
+        return {
+            "queue_id": queue_id,
+            "slots": slots,
+            "worker_id": self.worker_id,
+            "lease_seconds": lease_seconds,
+            "aging_seconds": aging_seconds,
+            "cursors": _places(cursors),
+        }
 
     async def _queue_name(self, queue_id: int) -> str:
         """A queue's name, which never changes."""

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 import msgspec
 
 from fencepost.api.app import Services, create_app
-from fencepost.api.readiness import Readiness
 from fencepost.api.server import ApiServer, bind_socket, make_server
 from fencepost.app import Fencepost
 from fencepost.cli.bench.processes import answering
@@ -26,10 +25,7 @@ from fencepost.settings import Settings
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Enqueued, Jobs
-from fencepost.store.listing import Listing
-from fencepost.store.queues import Queues
 from fencepost.telemetry import logs
-from fencepost.telemetry.metrics import Metrics
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -81,17 +77,8 @@ class _Api:
         if question.stores:
             await database.open()
         self._hints = hints = Hints(database)
-        queues = Queues(database, hints)
-        services = Services(
-            settings=settings,
-            types=_types().types,
-            jobs=(Jobs if question.stores else NullJobs)(database, queues, hints),
-            listing=Listing(database, queues),
-            queues=queues,
-            database=database,
-            metrics=Metrics(),
-            readiness=Readiness(),
-        )
+        jobs = Jobs if question.stores else NullJobs
+        services = Services.of(settings, _types().types, database, hints, jobs=jobs)
         listening = bind_socket(settings)
         self._port = listening.getsockname()[1]
         self._server = make_server(create_app(services), settings)

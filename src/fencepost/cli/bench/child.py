@@ -20,6 +20,7 @@ from array import array
 import msgspec
 
 from fencepost.app import Fencepost
+from fencepost.cli.bench.processes import say, stdin
 from fencepost.cli.worker_thread import new_event_loop
 from fencepost.settings import Settings
 from fencepost.telemetry.events import Events
@@ -92,7 +93,7 @@ class Counter:
 
     def _report(self) -> None:
         self._reporting = None
-        _say(Line(self.started, time.monotonic_ns(), self.first_at))
+        say(Line(self.started, time.monotonic_ns(), self.first_at))
 
 
 def main() -> None:
@@ -129,8 +130,8 @@ async def _run(config: Config) -> None:
     counter = Counter(config.report_seconds)
     settings = Settings(schema=config.schema, workers=config.slots)
     worker = Worker(config.dsn, jobs_of(counter).types, settings, Events())
-    commands = await _stdin()
-    _say(Line())
+    commands = await stdin()
+    say(Line())
     if not await commands.readline():
         return
     await worker.start()
@@ -138,23 +139,12 @@ async def _run(config: Config) -> None:
     cpu_seconds = counter.cpu_seconds()
     counter.stop()
     await worker.drain(10)
-    _say(Line(totals=Totals(cpu_seconds, _peak_memory_bytes(), counter.delays_ns.tolist())))
-
-
-async def _stdin() -> asyncio.StreamReader:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    return reader
+    say(Line(totals=Totals(cpu_seconds, _peak_memory_bytes(), counter.delays_ns.tolist())))
 
 
 def _peak_memory_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _say(line: Line) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

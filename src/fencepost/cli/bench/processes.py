@@ -19,7 +19,8 @@ from fencepost.errors import FencepostError
 
 ANSWER_SECONDS = 60.0
 """Longest wait for an answer, and for the end."""
-_LINE_LIMIT = 64 << 20
+_LINE_LIMIT = 256 << 20
+"""A child's answer may hold a number a job."""
 
 _T = TypeVar("_T")
 
@@ -44,10 +45,9 @@ class Process:
         return msgspec.json.decode(line, type=kind)
 
 
-@asynccontextmanager
-async def process(module: str) -> AsyncIterator[Process]:
-    """Start `python -m` *module*; let it end afterwards, and kill it if it doesn't."""
-    started = await asyncio.create_subprocess_exec(
+async def spawn(module: str) -> asyncio.subprocess.Process:
+    """Start `python -m` *module*, to be spoken to over its stdin and stdout."""
+    return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -55,6 +55,12 @@ async def process(module: str) -> AsyncIterator[Process]:
         # A Ctrl-C is for the command, which ends its children itself.
         start_new_session=True,
     )
+
+
+@asynccontextmanager
+async def process(module: str) -> AsyncIterator[Process]:
+    """Start `python -m` *module*; let it end afterwards, and kill it if it doesn't."""
+    started = await spawn(module)
     try:
         yield Process(started)
         assert started.stdin is not None
@@ -68,9 +74,19 @@ async def process(module: str) -> AsyncIterator[Process]:
 
 async def answering(kind: type[_T], answer: Callable[[_T], Awaitable[object]]) -> None:
     """On the child's side: answer each line of stdin, until it closes."""
+    asked = await stdin()
+    while line := await asked.readline():
+        say(await answer(msgspec.json.decode(line, type=kind)))
+
+
+async def stdin() -> asyncio.StreamReader:
+    """On the child's side: what it is told, line by line."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while line := await reader.readline():
-        said = msgspec.json.encode(await answer(msgspec.json.decode(line, type=kind)))
-        sys.stdout.buffer.write(said + b"\n")
-        sys.stdout.buffer.flush()
+    return reader
+
+
+def say(message: object) -> None:
+    """On the child's side: one line of JSON."""
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()

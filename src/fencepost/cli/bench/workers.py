@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,11 +11,10 @@ from pathlib import Path
 import msgspec
 
 from fencepost.cli.bench.child import Config, Line, Totals
+from fencepost.cli.bench.processes import spawn
 from fencepost.cli.bench.reading import Progress
 from fencepost.errors import FencepostError
 
-_LINE_LIMIT = 256 << 20
-"""A child's last line holds a number a job."""
 _READY_SECONDS = 30.0
 _FINISH_SECONDS = 30.0
 
@@ -108,19 +106,9 @@ async def children(count: int, config: Config) -> AsyncIterator[list[Child]]:
 
 
 async def _start(config: Config) -> Child:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "fencepost.cli.bench.child",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=_LINE_LIMIT,
-        # A Ctrl-C is for the command, which ends its children itself.
-        start_new_session=True,
-    )
-    child = Child(process)
-    child.configure(config)
-    return child
+    worker = Child(await spawn("fencepost.cli.bench.child"))
+    worker.configure(config)
+    return worker
 
 
 async def changed(workers: Sequence[Child], *, seconds: float = 30) -> None:
