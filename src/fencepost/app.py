@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-from fencepost.domain.context import Context
 from fencepost.errors import InvalidSettings
-
-Handler = Callable[[Context, Any], Any]
-"""Takes the attempt's context and its payload; returns the result, or a coroutine that does."""
+from fencepost.types.jobtype import Handler, JobType, Kind, check_type_name
 
 _F = TypeVar("_F", bound=Handler)
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,99}")
-
-
-class JobType(msgspec.Struct, frozen=True):
-    """One kind of job that can be run."""
-
-    name: str
-    handler: Handler
-    decoder: Any
-    """Reads the payload; raises msgspec.ValidationError naming what doesn't fit."""
-    is_async: bool
-    """False runs it in a thread, so that it doesn't hold up the other jobs."""
 
 
 class Fencepost:
@@ -42,15 +26,19 @@ class Fencepost:
 
         Raises InvalidSettings for a name that is taken or can't be one.
         """
-        if not _NAME.fullmatch(name):
-            raise InvalidSettings(f"{name!r} can't name a job type: use up to 100 of A-Z a-z 0-9 _ . : -")
+        check_type_name(name)
         if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
             raise InvalidSettings(
                 f"the handler of {name!r} is a generator, which would never run; use return, not yield"
             )
         if name in self.types:
             raise InvalidSettings(f"the job type {name!r} is registered already")
-        self.types[name] = JobType(name, handler, msgspec.json.Decoder(payload), inspect.iscoroutinefunction(handler))
+        self.types[name] = JobType(
+            name=name,
+            handler=handler,
+            decoder=msgspec.json.Decoder(payload),
+            kind=Kind.ASYNC if inspect.iscoroutinefunction(handler) else Kind.THREAD,
+        )
 
     def job(self, name: str, *, payload: Any = Any) -> Callable[[_F], _F]:
         """Register the decorated function, async or plain, as the handler of *name*."""

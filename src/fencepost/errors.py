@@ -8,12 +8,15 @@ Everything fencepost raises on purpose.
     ├── KeyConflict           an idempotency key was used again for something else
     ├── WrongStatus           the job's status doesn't allow this
     ├── LeaseLost             the attempt no longer owns its job
+    ├── JobFailed             a job whose result was waited for ended without one
+    ├── ResultTimeout         a job whose result was waited for has not ended yet
+    ├── WrongConnection       a connection that can't be used here, or not like this
     ├── InvalidSettings       a setting that can't work
     ├── SchemaMismatch        the database's schema isn't the one this version needs
     ├── EmbeddedError         the private PostgreSQL can't be started
     └── DatabaseUnavailable   the database can't be reached; try again later
 
-    Permanent, Retry          what a handler raises to say how its attempt ends
+    Permanent, Retry, Snooze, Cancel   what a handler raises to say how its attempt ends
 
 Each class knows its HTTP status, its stable code and its exit code, so that no
 second table repeats them. A message says what is wrong and what to do next.
@@ -103,6 +106,37 @@ class LeaseLost(FencepostError):
     exit_code = 4
 
 
+class JobFailed(FencepostError):
+    """
+    The job ended `failed`, `dead_letter` or `cancelled`, so there is no result.
+
+    `status` says which; the message holds its last error.
+    """
+
+    code = "job_failed"
+    http_status = 409
+    exit_code = 4
+
+    def __init__(self, message: str, *, status: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ResultTimeout(FencepostError):
+    """The job has not ended within the time that was allowed. It goes on; wait again, or look at its status."""
+
+    code = "result_timeout"
+    http_status = 504
+    exit_code = 4
+
+
+class WrongConnection(FencepostError):
+    """This connection can't be used here, or not in this way; the message says which can, and how."""
+
+    code = "wrong_connection"
+    exit_code = 2
+
+
 class InvalidSettings(FencepostError):
     """A setting can't work; the message names it and what is allowed."""
 
@@ -152,3 +186,23 @@ class Retry(FencepostError):
     def __init__(self, message: str, *, after: float | None = None) -> None:
         super().__init__(message)
         self.after = after
+
+
+class Snooze(FencepostError):
+    """
+    Raised by a handler: not now, try again after *seconds*. Costs no attempt, however often.
+
+    For work whose time hasn't come (a resource isn't ready, an office is closed), not for failures.
+    """
+
+    code = "snooze"
+
+    def __init__(self, seconds: float, message: str = "") -> None:
+        super().__init__(message or f"snoozed for {seconds:g} seconds")
+        self.seconds = seconds
+
+
+class Cancel(FencepostError):
+    """Raised by a handler: the job is no longer wanted, so it ends `cancelled`, without a retry."""
+
+    code = "cancel"

@@ -20,9 +20,10 @@ from fencepost.api.connection import Bounds
 from fencepost.api.server import ApiServer, bind_socket, make_server
 from fencepost.app import Fencepost
 from fencepost.domain import outcome
-from fencepost.domain.backoff import Backoff
+from fencepost.domain.backoff import Exponential
 from fencepost.domain.context import Context
 from fencepost.domain.job import Lease
+from fencepost.domain.policy import Policy
 from fencepost.errors import Permanent
 from fencepost.settings import Secret, Settings
 from fencepost.store.claims import Position
@@ -93,7 +94,7 @@ class Worker:
     async def fail(self, lease: Lease, message: str = "boom", *, permanent: bool = False) -> None:
         """End an attempt badly."""
         error = Permanent(message) if permanent else ValueError(message)
-        ended = outcome.failed(lease, error, Backoff(0.0, 0.0))
+        ended = outcome.failed(lease, error, Policy(Exponential(0.0, 0.0)))
         await self.store.settle(lease.queue_id, [ended])
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost.domain import outcome
-from fencepost.domain.backoff import Backoff
+from fencepost.domain.backoff import Exponential
 from fencepost.domain.ids import new_id
 from fencepost.domain.job import Lease, Status
 from fencepost.domain.outcome import (
@@ -24,9 +24,10 @@ from fencepost.domain.outcome import (
     Outcome,
     describe,
 )
+from fencepost.domain.policy import Policy
 from fencepost.errors import Permanent, Retry
 
-BACKOFF = Backoff(base_seconds=10, ceiling_seconds=300)
+BACKOFF = Policy(Exponential(base_seconds=10, ceiling_seconds=300))
 
 
 def lease(*, attempt: int = 1, max_attempts: int = 3) -> Lease:

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from fencepost.app import Fencepost, Handler
-from fencepost.domain.backoff import Backoff
+from fencepost.app import Fencepost
+from fencepost.domain.backoff import Exponential
 from fencepost.domain.context import Context
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending, Outcome
+from fencepost.domain.policy import Policy
+from fencepost.types.jobtype import Handler
 from fencepost.worker import executor as executor_module
 from fencepost.worker.attempt import Attempt
 from fencepost.worker.executor import Executor
@@ -39,7 +41,7 @@ class Runner:
             app.types,
             slots=slots,
             timeout_seconds=20.0,
-            backoff=Backoff(1.0, 1.0),
+            policy=Policy(Exponential(1.0, 1.0)),
             max_result_bytes=1000,
             settle=lambda attempt, outcome: self.settled.append((attempt, outcome)),
             events=self.tally,

@@ -18,7 +18,6 @@ from fencepost.api.routes import Operation, Routes
 from fencepost.api.shared import Shared
 from fencepost.api.submission import Submissions
 from fencepost.api.table import job_routes, operation_routes, queue_routes, submission_routes
-from fencepost.app import JobType
 from fencepost.domain.requests import Rules
 from fencepost.settings import Settings
 from fencepost.store.database import Database
@@ -27,6 +26,7 @@ from fencepost.store.jobs import Jobs
 from fencepost.store.listing import Listing
 from fencepost.store.queues import Queues
 from fencepost.telemetry.metrics import Metrics
+from fencepost.types.jobtype import JobType
 
 BODY_SECONDS = 30.0
 """How long a request's body may take to arrive."""

@@ -43,6 +43,7 @@ class Event(enum.StrEnum):
     FAIL_LAST = "fail, last attempt"
     FAIL_PERMANENT = "fail permanently"
     RELEASE = "release"
+    SNOOZE = "snooze"
     EXPIRE = "lease expires, attempts left"
     EXPIRE_LAST = "lease expires, last attempt"
     CANCEL = "cancel"
@@ -58,6 +59,7 @@ TRANSITIONS: dict[tuple[Status | None, Event], Status] = {
     (Status.PROCESSING, Event.FAIL_LAST): Status.DEAD_LETTER,
     (Status.PROCESSING, Event.FAIL_PERMANENT): Status.FAILED,
     (Status.PROCESSING, Event.RELEASE): Status.PENDING,
+    (Status.PROCESSING, Event.SNOOZE): Status.PENDING,
     (Status.PROCESSING, Event.EXPIRE): Status.PENDING,
     (Status.PROCESSING, Event.EXPIRE_LAST): Status.DEAD_LETTER,
     (Status.PROCESSING, Event.CANCEL): Status.CANCELLED,
@@ -76,6 +78,44 @@ class Limits:
     PAYLOAD_DEPTH = 64
     TIMEOUT_SECONDS = 24 * 3600.0
     DELAY_SECONDS = 10 * 365 * 86400.0
+    UNIQUE_KEY_BYTES = 255
+    TAGS = 20
+    TAG_BYTES = 100
+    METADATA_BYTES = 16 << 10
+
+
+class UniqueUntil(enum.StrEnum):
+    """How long a job stands in the way of another one with its unique key."""
+
+    STARTED = "started"
+    """While it waits for its first attempt."""
+    FINISHED = "finished"
+    """While it is pending or processing."""
+    PERIOD = "period"
+    """For a time from its creation on, however it ends."""
+
+
+class UniqueMode(enum.StrEnum):
+    """What becomes of a request for a job whose unique key another job holds."""
+
+    SKIP = "skip"
+    """Nothing: the answer is the job that is there."""
+    REPLACE = "replace"
+    """The job that is there is cancelled, if it hasn't started, and the new one takes its place."""
+    EARLIEST = "earliest"
+    """The job that is there is made due when the new one would be, if that is earlier and it hasn't started."""
+    LATEST = "latest"
+    """The same, if that is later: the way to wait until a flood of requests has ebbed."""
+
+
+class Unique(msgspec.Struct, frozen=True, kw_only=True):
+    """No second job of one type with this key, as long as the first stands in the way."""
+
+    key: str
+    until: UniqueUntil = UniqueUntil.FINISHED
+    period_seconds: float | None = None
+    """With `until=period`: for how long."""
+    mode: UniqueMode = UniqueMode.SKIP
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,13 +137,29 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """Longest run of one attempt; None leaves it to the worker."""
     idempotency_key: str | None = None
     request_id: str | None = None
+    unique: Unique | None = None
+    tags: tuple[str, ...] = ()
+    """Words to find it by."""
+    metadata: bytes | None = None
+    """A JSON object for whoever handles or watches the job; not a part of its payload."""
+    trace_context: str | None = None
+    """The W3C `traceparent` of whoever enqueued it."""
+    expires_at: datetime | None = None
+    """Not started at this moment, it ends cancelled instead."""
+    expires_seconds: float | None = None
+    """The same, as long after the database has stored it."""
 
     @property
     def schedule(self) -> str:
-        """The due time as it was asked for: what a repeated request must repeat."""
+        """The due time and the expiry as they were asked for: what a repeated request must repeat."""
+        due = "now"
         if self.run_at is not None:
-            return f"at {self.run_at.isoformat()}"
-        return "now" if self.delay_seconds is None else f"in {self.delay_seconds!r}s"
+            due = f"at {self.run_at.isoformat()}"
+        elif self.delay_seconds is not None:
+            due = f"in {self.delay_seconds!r}s"
+        if self.expires_at is not None:
+            return f"{due}, expires at {self.expires_at.isoformat()}"
+        return due if self.expires_seconds is None else f"{due}, expires in {self.expires_seconds!r}s"
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +203,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     result: msgspec.Raw | None
     idempotency_key: str | None
     request_id: str | None
+    unique_key: str | None = None
+    tags: list[str] = []
+    metadata: msgspec.Raw | None = None
+    trace_context: str | None = None
+    expires_at: datetime | None = None
+    progress: msgspec.Raw | None = None
+    """What its handler said last: `{"fraction": 0.4, "message": "…"}`; only while processing."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,3 +226,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int
     timeout_seconds: float | None
     request_id: str | None
+    expired: bool = False
+    """Its time to start was over when it was claimed."""
+    tags: tuple[str, ...] = ()
+    metadata: str | None = None
+    """JSON text."""
+    trace_context: str | None = None

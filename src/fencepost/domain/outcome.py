@@ -8,10 +8,10 @@ from uuid import UUID
 
 import msgspec
 
-from fencepost.domain.backoff import Backoff
-from fencepost.domain.job import Lease, Status
+from fencepost.domain.job import Lease, Limits, Status
+from fencepost.domain.policy import Policy
 from fencepost.domain.text import clean_text
-from fencepost.errors import Permanent, Retry
+from fencepost.errors import Cancel, Retry, Snooze
 
 MESSAGE_CHARACTERS = 4_000
 TRACEBACK_CHARACTERS = 16_000
@@ -31,6 +31,8 @@ class Ending(enum.StrEnum):
     CANCELLED = "cancelled"
     RELEASED = "released"
     """Interrupted by a shutdown; the attempt is given back."""
+    SNOOZED = "snoozed"
+    """Its time hasn't come, or this worker doesn't know its type and another does; the attempt is given back."""
     LOST = "lost"
     """The lease went to someone else; there is nothing to write."""
 
@@ -96,10 +98,29 @@ def cancelled(lease: Lease) -> Outcome:
     )
 
 
-def timed_out(lease: Lease, seconds: float, backoff: Backoff) -> Outcome:
+def expired(lease: Lease) -> Outcome:
+    """It was to start before a certain moment, and that has passed."""
+    return _ended(
+        lease, Ending.CANCELLED, Status.CANCELLED, ("Expired", "its time was over before this attempt started", None)
+    )
+
+
+def snoozed(lease: Lease, seconds: float) -> Outcome:
+    """Back to pending, due after *seconds*, with the attempt given back."""
+    return Outcome(
+        id=lease.id,
+        queue_id=lease.queue_id,
+        token=lease.token,
+        ending=Ending.SNOOZED,
+        status=Status.PENDING,
+        delay_seconds=min(max(seconds, 0.0), Limits.DELAY_SECONDS),
+    )
+
+
+def timed_out(lease: Lease, seconds: float, policy: Policy) -> Outcome:
     """The attempt took too long."""
     message = f"the attempt exceeded its timeout of {seconds:g} seconds"
-    return _retryable(lease, Ending.TIMED_OUT, backoff.delay(lease.attempt), ("Timeout", message, None))
+    return _retryable(lease, Ending.TIMED_OUT, policy.delay(lease.attempt), ("Timeout", message, None))
 
 
 def permanent(lease: Lease, error_type: str, message: str) -> Outcome:
@@ -107,17 +128,21 @@ def permanent(lease: Lease, error_type: str, message: str) -> Outcome:
     return _ended(lease, Ending.PERMANENT, Status.FAILED, (error_type, clean_text(message, MESSAGE_CHARACTERS), None))
 
 
-def failed(lease: Lease, error: BaseException, backoff: Backoff) -> Outcome:
+def failed(lease: Lease, error: BaseException, policy: Policy) -> Outcome:
     """The handler raised *error*. What can't be printed of it is replaced, never raised."""
+    # Attributes are looked for with care: a subclass may have forgotten to call ours.
+    if isinstance(error, Snooze) and isinstance(seconds := getattr(error, "seconds", None), int | float):
+        return snoozed(lease, seconds)
     described = describe(error)
-    if isinstance(error, Permanent):
-        return _ended(lease, Ending.PERMANENT, Status.FAILED, described)
-    delay = backoff.delay(lease.attempt)
-    # A subclass may have forgotten to call ours.
+    if isinstance(error, Cancel):
+        return _ended(lease, Ending.CANCELLED, Status.CANCELLED, described)
     after = getattr(error, "after", None)
     if isinstance(error, Retry) and isinstance(after, int | float):
-        delay = max(delay, min(after, DELAY_CEILING_SECONDS))
-    return _retryable(lease, Ending.FAILED, delay, described)
+        delay = max(policy.delay(lease.attempt), min(after, DELAY_CEILING_SECONDS))
+        return _retryable(lease, Ending.FAILED, delay, described)
+    if not isinstance(error, Retry) and policy.is_final(error):
+        return _ended(lease, Ending.PERMANENT, Status.FAILED, described)
+    return _retryable(lease, Ending.FAILED, policy.delay(lease.attempt), described)
 
 
 def describe(error: BaseException) -> tuple[str, str, str | None]:

@@ -20,14 +20,14 @@ from typing import Any
 
 import msgspec
 
-from fencepost.app import JobType
 from fencepost.domain import outcome
-from fencepost.domain.backoff import Backoff
 from fencepost.domain.context import Context
 from fencepost.domain.job import Lease
 from fencepost.domain.outcome import Ending, Outcome
+from fencepost.domain.policy import Policy
 from fencepost.domain.text import storable_json
 from fencepost.telemetry.events import Events
+from fencepost.types.jobtype import JobType
 from fencepost.worker.attempt import Attempt
 from fencepost.worker.journal import Journal
 
@@ -51,7 +51,7 @@ class Executor:
         *,
         slots: int,
         timeout_seconds: float,
-        backoff: Backoff,
+        policy: Policy,
         max_result_bytes: int,
         settle: Callable[[Attempt, Outcome | None], None],
         events: Events,
@@ -60,7 +60,7 @@ class Executor:
         self._types = types
         self._slots = slots
         self._timeout_seconds = timeout_seconds
-        self._backoff = backoff
+        self._policy = policy
         self._max_result_bytes = max_result_bytes
         self._settle = settle
         self._events = events
@@ -80,7 +80,14 @@ class Executor:
 
     def timeout_of(self, lease: Lease) -> float:
         """The longest run of this attempt, in seconds."""
-        return lease.timeout_seconds or self._timeout_seconds
+        if lease.timeout_seconds is not None:
+            return lease.timeout_seconds
+        job_type = self._types.get(lease.type)
+        return (job_type and job_type.timeout_seconds) or self._timeout_seconds
+
+    def _policy_of(self, lease: Lease) -> Policy:
+        job_type = self._types.get(lease.type)
+        return (job_type and job_type.policy) or self._policy
 
     def start(self, attempt: Attempt) -> None:
         """Begin an attempt. Its outcome goes to `settle`."""
@@ -164,7 +171,7 @@ class Executor:
             result = await self._execute(attempt)
         except BaseException as error:
             log.exception("fault while running a job", extra={"job_id": str(attempt.lease.id)})
-            result = outcome.failed(attempt.lease, error, self._backoff)
+            result = outcome.failed(attempt.lease, error, self._policy)
         if attempt.grace is not None:
             attempt.grace.cancel()
         attempt.end()
@@ -198,7 +205,7 @@ class Executor:
         except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and kin are failures of this job
             if attempt.interruption is not None:
                 return self._interrupted(attempt)
-            return outcome.failed(lease, error, self._backoff)
+            return outcome.failed(lease, error, self._policy_of(lease))
         # Work that was done is done, even when the handler was being interrupted.
         return None if attempt.interruption is Ending.LOST else outcome.succeeded(lease, self._result(lease, value))
 
@@ -216,7 +223,7 @@ class Executor:
     def _interrupted(self, attempt: Attempt) -> Outcome | None:
         lease = attempt.lease
         if attempt.interruption is Ending.TIMED_OUT:
-            return outcome.timed_out(lease, self.timeout_of(lease), self._backoff)
+            return outcome.timed_out(lease, self.timeout_of(lease), self._policy_of(lease))
         if attempt.interruption is Ending.CANCELLED:
             return outcome.cancelled(lease)
         if attempt.interruption is Ending.RELEASED:

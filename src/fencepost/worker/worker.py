@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID, uuid4
 
-from fencepost.app import JobType
 from fencepost.domain import outcome
-from fencepost.domain.backoff import Backoff
+from fencepost.domain.backoff import Exponential
 from fencepost.domain.job import Lease, Status
 from fencepost.domain.outcome import Ending, Outcome
+from fencepost.domain.policy import Policy
 from fencepost.errors import DatabaseUnavailable
 from fencepost.settings import Settings
 from fencepost.store.database import ACQUIRE_SECONDS, HOT_SESSION, Database
@@ -26,6 +26,7 @@ from fencepost.store.listener import Listener
 from fencepost.store.retention import Keep, Retention
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
+from fencepost.types.jobtype import JobType
 from fencepost.worker import maintenance
 from fencepost.worker.attempt import Attempt
 from fencepost.worker.dispatcher import Dispatcher
@@ -66,7 +67,7 @@ class Worker:
             types,
             slots=settings.workers,
             timeout_seconds=settings.job_timeout_seconds,
-            backoff=Backoff(settings.backoff_base_seconds, settings.backoff_max_seconds),
+            policy=Policy(Exponential(settings.backoff_base_seconds, settings.backoff_max_seconds)),
             max_result_bytes=settings.max_result_bytes,
             settle=self._settle,
             events=events,

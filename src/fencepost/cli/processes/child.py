@@ -22,7 +22,6 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from fencepost.app import JobType
 from fencepost.cli.application import application
 from fencepost.cli.processes import messages
 from fencepost.cli.processes.messages import Config, Drain, Order, StopClaiming
@@ -31,6 +30,7 @@ from fencepost.cli.worker_thread import WorkerThread, new_event_loop
 from fencepost.errors import FencepostError
 from fencepost.telemetry import logs
 from fencepost.telemetry.tally import Tally
+from fencepost.types.jobtype import JobType
 from fencepost.worker.worker import Worker
 
 log = logging.getLogger("fencepost.worker")
