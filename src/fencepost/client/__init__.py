@@ -1,0 +1,1 @@
+"""What a program holds to hand in jobs and to wait for them."""
