@@ -12,6 +12,7 @@ Everything fencepost raises on purpose.
     ├── ResultTimeout         a job whose result was waited for has not ended yet
     ├── WrongConnection       a connection that can't be used here, or not like this
     ├── InvalidSettings       a setting that can't work
+    ├── LifespanFailed        what a worker's handlers share can't be opened
     ├── SchemaMismatch        the database's schema isn't the one this version needs
     ├── EmbeddedError         the private PostgreSQL can't be started
     └── DatabaseUnavailable   the database can't be reached; try again later
@@ -142,6 +143,13 @@ class InvalidSettings(FencepostError):
 
     code = "invalid_settings"
     exit_code = 2
+
+
+class LifespanFailed(FencepostError):
+    """The app's own lifespan raised while opening what handlers share, so the worker can't start."""
+
+    code = "lifespan_failed"
+    exit_code = 1
 
 
 class SchemaMismatch(FencepostError):

@@ -18,7 +18,8 @@ import msgspec
 
 from fencepost.domain.durations import format_duration, parse_duration
 from fencepost.domain.job import Limits
-from fencepost.errors import InvalidSettings
+from fencepost.domain.requests import check_queue
+from fencepost.errors import InvalidJob, InvalidSettings
 
 LEASE_MARGIN_SECONDS = 5.0
 """What a lease must have left after the longest attempt, to write down how it ended."""
@@ -70,6 +71,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """WORKERS: jobs that run at once in this process, or in each of PROCESSES; 0 serves the API only."""
     processes: int = 0
     """PROCESSES: worker processes under this one, with WORKERS each; 0 runs the workers in this process itself."""
+    queues: tuple[str, ...] = ()
+    """QUEUES (comma-separated): the workers serve these alone; without it, every queue there is."""
     max_attempts: int = 5
     """MAX_ATTEMPTS of a job that doesn't say."""
     job_timeout_seconds: float = 30.0
@@ -248,6 +251,18 @@ def _one_of(*allowed: str) -> Any:
     return read
 
 
+def _queues(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError("names no queue; leave it empty to serve every queue")
+    for name in names:
+        try:
+            check_queue(name)
+        except InvalidJob as error:
+            raise ValueError(f"each name {error.message}") from None
+    return tuple(dict.fromkeys(names))
+
+
 def _address(text: str) -> dict[str, object]:
     """`host:port`, `:port` (every interface) or `[v6]:port`."""
     host, colon, port = text.rpartition(":")
@@ -267,6 +282,7 @@ _VARIABLES: list[tuple[str, tuple[str, ...], Any]] = [
     ("http_host", ("HTTP_ADDR",), _address),
     ("workers", ("WORKERS", "WORKER_COUNT"), _whole(0, 10_000)),
     ("processes", ("PROCESSES",), _whole(0, 256)),
+    ("queues", ("QUEUES",), _queues),
     ("max_attempts", ("MAX_ATTEMPTS",), _whole(1, Limits.MAX_ATTEMPTS)),
     ("job_timeout_seconds", ("JOB_TIMEOUT",), _SECONDS),
     ("lease_seconds", ("LEASE_DURATION", "VISIBILITY_TIMEOUT"), _duration(0.001, bare_seconds=True)),

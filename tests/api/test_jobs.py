@@ -18,7 +18,8 @@ pytestmark = pytest.mark.anyio
 FIELDS = [
     "id", "type", "queue", "status", "priority", "payload", "attempts", "max_attempts", "run_at", "created_at",
     "started_at", "finished_at", "locked_until", "lease_token", "last_error", "result", "idempotency_key",
-    "timeout_seconds", "cancel_requested_at", "request_id", "history",
+    "timeout_seconds", "cancel_requested_at", "request_id", "unique_key", "tags", "metadata", "trace_context",
+    "expires_at", "progress", "history",
 ]  # fmt: skip
 
 
@@ -153,7 +154,7 @@ async def test_lists_leave_payloads_out_unless_asked(api: httpx2.AsyncClient, wo
     await worker.complete(await worker.take(), b"[2]")
     (plain,) = (await api.get("/jobs")).json()["jobs"]
     (full,) = (await api.get("/jobs?include=payload")).json()["jobs"]
-    assert list(plain) == [name for name in FIELDS if name not in ("payload", "result", "history")]
+    assert list(plain) == [name for name in FIELDS if name not in ("payload", "result", "metadata", "history")]
     assert (full["payload"], full["result"]) == ({"n": 1}, [2])
 
 

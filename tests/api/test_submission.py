@@ -249,6 +249,111 @@ async def test_others_are_answered_while_a_large_request_is_read(api: httpx2.Asy
     assert answered > 5
 
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+async def test_tags_metadata_expiry_and_the_trace_come_back(api: httpx2.AsyncClient) -> None:
+    asked = {
+        "type": "echo", "tags": ["b", "a", "b"], "metadata": {"tenant": 3}, "expires": "10m",
+        "unique": {"key": "user-1", "period": "1h"},
+    }  # fmt: skip
+    response = await api.post("/jobs", json=asked, headers={"traceparent": TRACE})
+    record = response.json()
+    assert response.status_code == 201
+    assert (record["tags"], record["metadata"], record["unique_key"]) == (["b", "a"], {"tenant": 3}, "user-1")
+    assert (record["trace_context"], record["progress"]) == (TRACE, None)
+    assert record["expires_at"] > record["created_at"]
+    assert (await api.get(response.headers["location"])).json() == record
+    moment = await created(api, expires="2031-01-01T00:00:00+01:00")
+    assert moment["expires_at"] == "2030-12-31T23:00:00Z"
+    assert (await api.get(f"/jobs/{moment['id']}")).json() == moment
+
+
+@pytest.mark.parametrize("header", ["", "nonsense", "00-0-0-00", TRACE.upper()])
+async def test_a_trace_that_is_none_is_ignored(api: httpx2.AsyncClient, header: str) -> None:
+    response = await api.post("/jobs", json={"type": "echo"}, headers={"traceparent": header})
+    assert (response.status_code, response.json()["trace_context"]) == (201, None)
+
+
+async def test_the_jobs_of_a_bulk_belong_to_one_trace(api: httpx2.AsyncClient) -> None:
+    made = await api.post("/jobs", json=[{"type": "echo"}] * 2, headers={"traceparent": TRACE})
+    for entry in made.json()["jobs"]:
+        assert (await api.get(f"/jobs/{entry['id']}")).json()["trace_context"] == TRACE
+
+
+async def test_what_a_unique_key_does_is_told(api: httpx2.AsyncClient, worker: Worker, services: Services) -> None:
+    async def ask(mode: str, **fields: Any) -> httpx2.Response:
+        return await api.post("/jobs", json={"type": "echo", "unique": {"key": "k", "mode": mode}, **fields})
+
+    first = await ask("skip", delay="1h")
+    assert (first.status_code, first.headers.get("unique-effect")) == (201, None)
+    skipped = await ask("skip", idempotency_key="a")
+    assert (skipped.status_code, skipped.headers["unique-effect"]) == (200, "skipped")
+    assert "idempotent-replayed" not in skipped.headers
+    assert skipped.json() == first.json()
+    assert skipped.headers["location"] == first.headers["location"]
+    moved = await ask("latest", delay="2h")
+    assert (moved.status_code, moved.headers["unique-effect"]) == (200, "rescheduled")
+    assert (moved.json()["id"], moved.json()["run_at"] > first.json()["run_at"]) == (first.json()["id"], True)
+    replaced = await ask("replace", idempotency_key="a")
+    assert (replaced.status_code, replaced.headers["unique-effect"]) == (201, "replaced")
+    assert (await api.get(replaced.headers["location"])).json() == replaced.json()
+    gone = (await api.get(first.headers["location"])).json()
+    assert gone["status"] == "cancelled"
+    assert replaced.json()["id"] in gone["last_error"]
+    assert [past["error_type"] for past in gone["history"]] == ["Replaced"]
+    await worker.take()
+    assert (await ask("replace")).headers["unique-effect"] == "skipped"
+    metrics = (await api.get("/metrics")).text
+    assert "jobs_submitted_total 2.0" in metrics, "what made no job isn't counted"
+
+
+async def test_unique_keys_in_a_bulk_request(api: httpx2.AsyncClient, jobs: Jobs) -> None:
+    wanted = [("k", "skip"), ("k", "skip"), ("l", "skip"), ("k", "replace")]
+    asked = [{"type": "echo", "unique": {"key": key, "mode": mode}} for key, mode in wanted]
+    made = await api.post("/jobs", json=asked)
+    assert made.status_code == 201
+    assert [entry["effect"] for entry in made.json()["jobs"]] == ["stored", "skipped", "stored", "replaced"]
+    again = await api.post("/jobs", json=asked[:3])
+    assert again.status_code == 200
+    assert {entry["effect"] for entry in again.json()["jobs"]} == {"skipped"}
+    assert again.json()["jobs"][0]["id"] == made.json()["jobs"][3]["id"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tags": "a"}, "tags: must be an array, not a string"),
+        ({"tags": [1]}, "must be a string, not a whole number"),
+        ({"tags": ["a" * 101]}, "tags: must each be 1 to 100 bytes"),
+        ({"metadata": [1]}, "metadata: must be a JSON object"),
+        ({"metadata": {"a": "x" * 17_000}}, "metadata: takes "),
+        ({"expires": 5}, "expires: must be a string or null, not a whole number"),
+        ({"expires": "0s"}, "expires: must be from 1ms to ten years"),
+        ({"unique": "k"}, "unique: must be an object or null, not a string"),
+        ({"unique": {}}, "key: is missing"),
+        ({"unique": {"key": "k", "mode": "never"}}, "unique.mode: invalid enum value 'never'"),
+        ({"unique": {"key": "k", "for": "1m"}}, "is not a field here"),
+        ({"unique": {"key": ""}}, "unique.key: must be 1 to 255 bytes of printable text"),
+        ({"unique": {"key": "k", "until": "period"}}, "unique.period: is needed with until period"),
+    ],
+)
+async def test_a_wrong_new_field_is_named(api: httpx2.AsyncClient, fields: dict[str, Any], message: str) -> None:
+    response = await api.post("/jobs", json={"type": "echo", **fields})
+    assert response.status_code == 400
+    assert message in response.json()["error"]
+
+
+async def test_lists_can_be_had_by_tag(api: httpx2.AsyncClient) -> None:
+    tagged = await created(api, tags=["import", "nightly"])
+    await created(api, tags=["imports"])
+    await created(api)
+    listed = (await api.get("/jobs?tag=import")).json()["jobs"]
+    assert [(one["id"], one["tags"]) for one in listed] == [(tagged["id"], ["import", "nightly"])]
+    refused = await api.get("/jobs?tag=")
+    assert (refused.status_code, refused.json()["error"][:30]) == (400, "tag: must each be 1 to 100 byt")
+
+
 async def test_keys_in_a_bulk_request(api: httpx2.AsyncClient, jobs: Jobs) -> None:
     asked = [{"type": "echo", "idempotency_key": f"k{n}"} for n in range(3)]
     first = await api.post("/jobs", json=asked)

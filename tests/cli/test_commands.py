@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 
-def fencepost(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def fencepost(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "fencepost.cli.main", *words],
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment},
         capture_output=True,
         text=True,
         timeout=60,
+        cwd=cwd,
         check=False,
     )
 
@@ -33,6 +35,37 @@ def test_migrate_applies_once_and_says_what(empty_url: str) -> None:
     assert again.returncode == 0
     assert "nothing to do" in again.stderr
     assert fencepost("migrate", "--status", DATABASE_URL=empty_url).returncode == 0
+
+
+def test_migrate_declares_the_types_of_an_app(empty_url: str, tmp_path: Path) -> None:
+    (tmp_path / "myjobs.py").write_text(
+        "from fencepost.app import Fencepost\n"
+        "app = Fencepost()\n"
+        "async def resize(context, payload): ...\n"
+        "app.register('resize', resize)\n"
+    )
+    ended = fencepost("migrate", "myjobs:app", DATABASE_URL=empty_url, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "applied 0001 foundation" in ended.stderr
+
+    async def declared() -> tuple[set[str], list[str]]:
+        connection = await asyncpg.connect(empty_url)
+        try:
+            types = await connection.fetch("select name from fencepost.job_types")
+            lanes = await connection.fetch(
+                "select q.name from fencepost.lanes l join fencepost.queues q on q.id = l.queue_id"
+            )
+            return {row["name"] for row in types}, [row["name"] for row in lanes]
+        finally:
+            await connection.close()
+
+    types, lanes = asyncio.run(declared())
+    assert types == {"resize", "sleep", "webhook", "fail_test", "send_email"}
+    assert lanes == ["default"]
+    assert f"declared {len(types)} job types" in ended.stderr
+    unknown = fencepost("migrate", "nowhere:app", DATABASE_URL=empty_url)
+    assert unknown.returncode == 2
+    assert "nowhere:app can't be imported" in unknown.stderr
 
 
 def test_migrate_prints_sql_that_can_be_applied_elsewhere(empty_url: str) -> None:

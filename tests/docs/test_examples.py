@@ -93,7 +93,7 @@ def test_tutorial_handler_does_what_it_says(service: Service) -> None:
     greeted = service.wait_for(service.post({"type": "greet", "payload": {"name": "Ada"}})["id"], "completed")
     assert greeted["result"] == "Hello, Ada! This was attempt 1."
     refused = service.wait_for(service.post({"type": "greet", "payload": {"nom": "Ada"}})["id"], "failed")
-    assert "name" in refused["last_error"]
+    assert "`nom`" in refused["last_error"]
 
 
 def test_tutorial_key_makes_one_job_and_conflicts(service: Service) -> None:

@@ -95,7 +95,20 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["serve"], ["worker"], ["migrate"], ["prune"], ["load-test"], ["bench"]],
+    [
+        [],
+        ["serve"],
+        ["worker"],
+        ["migrate"],
+        ["prune"],
+        ["jobs"],
+        ["jobs", "list"],
+        ["jobs", "retry"],
+        ["jobs", "cancel"],
+        ["jobs", "delete"],
+        ["load-test"],
+        ["bench"],
+    ],
     ids=lambda words: " ".join(words),
 )
 def test_help_has_examples_and_names_only_what_exists(command: list[str]) -> None:

@@ -19,7 +19,7 @@ QUICK = {"BACKOFF_BASE": "100ms", "RECOVERY_INTERVAL": "200ms", "LEASE_DURATION"
 MODULE = """
 import asyncio, os, sys, time
 from pathlib import Path
-from fencepost.app import Fencepost
+from fencepost import Fencepost, Payload
 
 FOLDER = Path(__file__).parent
 if (FOLDER / "broken").exists():
@@ -29,13 +29,13 @@ if (FOLDER / "slow").exists() and "fencepost.cli.processes.child" in sys.orig_ar
     time.sleep(3600)
 app = Fencepost()
 
-@app.job("pid")
-async def pid(context, payload):
+@app.job
+async def pid():
     await asyncio.sleep(0.1)
     return os.getpid()
 
-@app.job("hold", payload=str)
-async def hold(context, payload):
+@app.job
+async def hold(payload: Payload[str]):
     (FOLDER / f"holding-{payload}").write_text(str(os.getpid()))
     while not (FOLDER / "release").exists():
         await asyncio.sleep(0.02)

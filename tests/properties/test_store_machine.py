@@ -35,15 +35,18 @@ from fencepost.domain.ids import new_id
 from fencepost.domain.job import Lease, NewJob, Status
 from fencepost.domain.outcome import Ending, Outcome
 from fencepost.errors import KeyConflict, WrongStatus
+from fencepost.store.claims import Recovery
+from fencepost.store.completion import complete_sql, encode
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
 from fencepost.store.queues import Queues
-from fencepost.store.workers import WorkerStore
+from fencepost.store.workers import LeaseBusy, WorkerStore
 from fencepost.worker.cursors import Cursors
 
 WORKERS = 3
 TABLES = ("jobs", "pending", "leases", "finished", "attempts", "idempotency_keys")
+COMPLETE = complete_sql("fencepost").replace(":attempt", "$1")
 T = TypeVar("T")
 
 # In CI the examples are the same in every run; elsewhere new ones are tried.
@@ -224,6 +227,7 @@ class StoreMachine(RuleBasedStateMachine):
             Ending.PERMANENT: Status.FAILED,
             Ending.CANCELLED: Status.CANCELLED,
             Ending.RELEASED: Status.PENDING,
+            Ending.SNOOZED: Status.PENDING,
         }.get(ending, Status.DEAD_LETTER if last else Status.PENDING)
         error = None if ending is Ending.SUCCEEDED else "it broke"
         outcome = Outcome(
@@ -243,9 +247,47 @@ class StoreMachine(RuleBasedStateMachine):
             status = Status.CANCELLED
         assert answer == [status]
         known.status, known.due = status, True
-        known.failures += ending is not Ending.SUCCEEDED
-        if ending is Ending.RELEASED and status is Status.PENDING:
+        snoozed = ending is Ending.SNOOZED and status is Status.PENDING
+        known.failures += ending is not Ending.SUCCEEDED and not snoozed
+        if snoozed or (ending is Ending.RELEASED and status is Status.PENDING):
             known.attempts -= 1
+
+    @rule(lease=leases, bend=st.sampled_from([0, 0, 0, -1, 1]), commit=st.booleans())
+    def complete_in_a_transaction(self, lease: Lease, bend: int, commit: bool) -> None:
+        """In a connection of the handler's; while it is open, nobody who passes by waits."""
+        known, token = self.known[lease.id], lease.token + bend
+        holds = known.status is Status.PROCESSING and known.token == token
+        named = msgspec.structs.replace(lease, token=token)
+        outcome = Outcome(
+            id=lease.id, queue_id=self.queue_id, token=token, ending=Ending.FAILED, status=Status.DEAD_LETTER
+        )
+
+        async def complete() -> None:
+            transaction = self.world.sql.transaction()
+            await transaction.start()
+            assert await self.world.sql.fetchval(COMPLETE, encode(named, b"1")) == ("true" if holds else "false")
+            if holds:
+                [held] = await self.workers[0].extend(self.queue_id, [(lease.id, token)], lease_seconds=600)
+                assert held.busy
+                with pytest.raises(LeaseBusy):
+                    await self.workers[1].settle_apart(self.queue_id, outcome)
+                assert await self.workers[2].write_progress(self.queue_id, {(lease.id, token): b"1"}) == {
+                    (lease.id, token)
+                }
+                recovery = await self.workers[0].recover(self.queue_id, after=None, max_rows=1_000)
+                self._take_in_recovery(recovery, except_for=lease.id)
+            await (transaction.commit() if commit else transaction.rollback())
+            completed = await self.workers[1].completed(self.queue_id, [(lease.id, token)])
+            expected = {(lease.id, token)} if self._has_completed(lease.id, token, holds and commit) else set()
+            assert completed == expected
+
+        self.world.run(complete())
+        if holds and commit:
+            known.status, known.due = Status.COMPLETED, True
+
+    def _has_completed(self, job: uuid.UUID, token: int, just_now: bool) -> bool:
+        known = self.known[job]
+        return just_now or (known.status is Status.COMPLETED and known.token == token)
 
     @rule(lease=consumes(leases))
     def crash(self, lease: Lease) -> None:
@@ -268,7 +310,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(worker=st.integers(0, WORKERS - 1), rows=st.sampled_from([1, 100]))
     def recover(self, worker: int, rows: int) -> None:
         recovery = self.world.run(self.workers[worker].recover(self.queue_id, after=None, max_rows=rows))
+        self._take_in_recovery(recovery, rows=rows)
+
+    def _take_in_recovery(self, recovery: Recovery, *, rows: int = 1_000, except_for: uuid.UUID | None = None) -> None:
         expired = {one for one, known in self.known.items() if known.status is Status.PROCESSING and known.expired}
+        expired.discard(except_for or uuid.UUID(int=0))
         assert {job for job, _, _ in recovery.jobs} <= expired
         assert len(recovery.jobs) == min(rows, len(expired))
         for job, attempt, status in recovery.jobs:

@@ -211,10 +211,10 @@ def test_kill_of_one_of_two_services_loses_nothing(database_url: str) -> None:
 def test_job_that_kills_its_process_runs_out_of_attempts(database_url: str, tmp_path: Path) -> None:
     (tmp_path / "deadly.py").write_text(
         "import os, signal\n"
-        "from fencepost.app import Fencepost\n"
+        "from fencepost import Fencepost\n"
         "app = Fencepost()\n"
-        "@app.job('deadly')\n"
-        "async def deadly(context, payload):\n"
+        "@app.job\n"
+        "async def deadly():\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     with Service(DATABASE_URL=database_url, WORKERS="0") as api:
@@ -239,10 +239,10 @@ def test_job_that_kills_its_process_runs_out_of_attempts(database_url: str, tmp_
 def test_blocked_handler_blocks_no_request_and_keeps_its_lease(database_url: str, tmp_path: Path) -> None:
     (tmp_path / "blocking.py").write_text(
         "import time\n"
-        "from fencepost.app import Fencepost\n"
+        "from fencepost import Fencepost\n"
         "app = Fencepost()\n"
-        "@app.job('block')\n"
-        "async def block(context, payload):\n"
+        "@app.job\n"
+        "async def block():\n"
         "    time.sleep(4)\n"
     )
     common = {"DATABASE_URL": database_url, **QUICK, "LEASE_DURATION": "1s"}
@@ -265,10 +265,10 @@ def test_blocked_handler_blocks_no_request_and_keeps_its_lease(database_url: str
 def test_exit_in_a_task_of_a_handler_is_that_jobs_failure_alone(database_url: str, tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(
         "import asyncio, sys\n"
-        "from fencepost.app import Fencepost\n"
+        "from fencepost import Fencepost, Payload\n"
         "app = Fencepost()\n"
-        "@app.job('leave')\n"
-        "async def leave(context, payload):\n"
+        "@app.job\n"
+        "async def leave(payload: Payload[str]):\n"
         "    async def child():\n"
         "        await asyncio.sleep(0)\n"
         "        sys.exit(3) if payload == 'exit' else (_ for _ in ()).throw(KeyboardInterrupt)\n"

@@ -16,7 +16,7 @@ from fencepost.domain.outcome import Ending, Outcome
 from fencepost.store.claims import Position
 from fencepost.store.workers import WorkerStore
 
-TABLES = ("jobs", "pending", "leases", "finished", "attempts", "idempotency_keys")
+TABLES = ("jobs", "pending", "leases", "finished", "attempts", "idempotency_keys", "unique_keys")
 """Everything that an operation on a job may touch."""
 
 Connection = Any

@@ -102,7 +102,7 @@ async def test_no_job_of_a_bulk_can_be_claimed_before_all_are_committed(
             {"id": new_id(), "queue_id": queue_id, "type": "work", "priority": 0, "payload": {}, "max_attempts": 1}
             for _ in range(100)
         ]
-        await session.fetch("enqueue", jobs=msgspec.json.encode(records), channel="x", hint=None)
+        await session.fetch("enqueue_plain", jobs=msgspec.json.encode(records), channel="x", hint=None)
         assert await claim(worker_store, queue_id, slots=10) == []
     assert len(await claim(worker_store, queue_id, slots=200)) == 100
 

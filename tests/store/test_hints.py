@@ -169,7 +169,7 @@ async def test_a_hint_comes_with_the_commit_and_not_without(
     async def store(*, and_roll_back: bool) -> None:
         async with database.transaction() as session:
             jobs = record % (str(new_id()).encode(), queue_id)
-            await session.fetch("enqueue", jobs=jobs, channel=database.channel, hint="due 1")
+            await session.fetch("enqueue_plain", jobs=jobs, channel=database.channel, hint="due 1")
             if and_roll_back:
                 raise NotAfterAll
 
@@ -179,7 +179,10 @@ async def test_a_hint_comes_with_the_commit_and_not_without(
         assert await settle_down(ear, database) == [], "rolled back, so nobody is woken"
         async with database.transaction() as session:
             await session.fetch(
-                "enqueue", jobs=record % (str(new_id()).encode(), queue_id), channel=database.channel, hint="due 1"
+                "enqueue_plain",
+                jobs=record % (str(new_id()).encode(), queue_id),
+                channel=database.channel,
+                hint="due 1",
             )
             assert await settle_down(ear, database) == [], "not yet committed"
         assert await settle_down(ear, database) == ["due 1"]

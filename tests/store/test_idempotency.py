@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.domain.job import NewJob, Status
+from fencepost.domain.job import NewJob, Status, Unique, UniqueMode, UniqueUntil
 from fencepost.errors import KeyConflict
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
@@ -80,6 +80,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "max_attempts": {"max_attempts": 4},
     "timeout: another": {"timeout_seconds": 6.0},
     "timeout: none": {"timeout_seconds": None},
+    "tags": {"tags": ("a",)},
+    "metadata": {"metadata": b'{"a": 1}'},
+    "expiry: a moment": {"expires_at": datetime(2031, 1, 1, tzinfo=UTC)},
+    "expiry: after a time": {"expires_seconds": 60.0},
+    "unique": {"unique": Unique(key="u")},
     "schedule: another delay": {"delay_seconds": 61.0},
     "schedule: now": {"delay_seconds": None},
     "schedule: a moment": {"delay_seconds": None, "run_at": datetime(2031, 1, 1, tzinfo=UTC)},
@@ -104,6 +109,64 @@ async def test_another_request_under_the_same_key_is_a_conflict(jobs: Jobs, sql:
         with pytest.raises(KeyConflict, match=f"'{key}' already made job {first.id}"):
             await jobs.enqueue([job(**{**two, "idempotency_key": key})])
         assert await contents(sql) == before
+
+
+UNIQUE = Unique(key="u", until=UniqueUntil.PERIOD, period_seconds=60.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        None,
+        Unique(key="v", until=UniqueUntil.PERIOD, period_seconds=60.0),
+        Unique(key="u", until=UniqueUntil.PERIOD, period_seconds=61.0),
+        Unique(key="u", until=UniqueUntil.FINISHED),
+        Unique(key="u", until=UniqueUntil.PERIOD, period_seconds=60.0, mode=UniqueMode.REPLACE),
+    ],
+)
+async def test_what_is_unique_is_a_part_of_the_request(jobs: Jobs, other: Unique | None) -> None:
+    first = job(idempotency_key="k", unique=UNIQUE)
+    await jobs.enqueue([first])
+    with pytest.raises(KeyConflict):
+        await jobs.enqueue([job(idempotency_key="k", unique=other)])
+    [again] = await jobs.enqueue([job(idempotency_key="k", unique=UNIQUE)])
+    assert (again.id, again.effect) == (first.id, "replayed")
+
+
+async def test_the_same_with_everything_is_a_replay(jobs: Jobs) -> None:
+    asked: dict[str, Any] = {
+        "idempotency_key": "k", "tags": ("a", "b"), "metadata": b'{"a": 1, "b": 2}', "expires_seconds": 60.0,
+        "delay_seconds": 1.5, "unique": UNIQUE,
+    }  # fmt: skip
+    [first] = await jobs.enqueue([job(**asked)])
+    [again] = await jobs.enqueue([job(**{**asked, "metadata": b'{"b":2,"a":1}', "trace_context": "another"})])
+    assert (again.id, again.effect) == (first.id, "replayed")
+
+
+async def test_a_key_in_somebodys_long_transaction_holds_up_only_its_own(jobs: Jobs, sql: Connection) -> None:
+    """Callers share statements; one who has to wait for a key must not take the others along."""
+    await jobs.enqueue([job()])
+    holder = sql.transaction()
+    await holder.start()
+    await sql.execute(
+        "insert into fencepost.idempotency_keys (key, job_id, queue_id, schedule) "
+        "values ('held', gen_random_uuid(), 1, 'now')"
+    )
+    waiting = asyncio.get_running_loop().create_task(jobs.enqueue([job(idempotency_key="held")]))
+    await waits_for_a_lock(sql)
+    async with asyncio.timeout(5):
+        together = await asyncio.gather(
+            *(jobs.enqueue([job(idempotency_key=f"free-{number}")]) for number in range(20)),
+            *(jobs.enqueue([job()]) for _ in range(20)),
+        )
+        second = asyncio.get_running_loop().create_task(jobs.enqueue([job(idempotency_key="held")]))
+        others = await asyncio.gather(*(jobs.enqueue([job(idempotency_key=f"more-{number}")]) for number in range(20)))
+    assert all(one.effect == "stored" for [one] in [*together, *others])
+    assert not waiting.done()
+    assert not second.done()
+    await holder.rollback()
+    effects = sorted([(await waiting)[0].effect, (await second)[0].effect])
+    assert effects == ["replayed", "stored"]
 
 
 async def test_a_key_twice_in_one_request(jobs: Jobs) -> None:

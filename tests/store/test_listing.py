@@ -16,7 +16,7 @@ from fencepost.store.listing import Filter, Listing
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
 
-from .support import claim, completed, ended, job
+from .support import Connection, claim, completed, ended, job
 
 pytestmark = pytest.mark.anyio
 
@@ -83,6 +83,22 @@ async def test_every_filter_finds_exactly_its_jobs_newest_first(
                 found, _ = await read_to_the_end(listing, which, limit=7)
                 assert [one.id for one in found] == expected, which
                 assert all(one.status is where[one.id] for one in found)
+
+
+@pytest.mark.parametrize("status", [None, *Status])
+async def test_a_tag_finds_the_jobs_that_have_it(
+    jobs: Jobs, queues: Queues, listing: Listing, worker_store: WorkerStore, sql: Connection, status: Status | None
+) -> None:
+    where = await spread(jobs, queues, worker_store, 60)
+    ids = sorted(where, reverse=True)
+    await sql.execute("update fencepost.jobs set tags = '{blue,red}' where id = any($1)", ids[:30])
+    await sql.execute("update fencepost.jobs set tags = '{bluer}' where id = any($1)", ids[30:45])
+    expected = [one for one in ids if status in (None, where[one])]
+    for tag, tagged in (("blue", ids[:30]), ("red", ids[:30]), ("bluer", ids[30:45]), ("blu", []), ("blue,red", [])):
+        found, _ = await read_to_the_end(listing, Filter(status=status, tag=tag), limit=4)
+        assert [one.id for one in found] == [one for one in expected if one in tagged], tag
+    found, _ = await read_to_the_end(listing, Filter(status=status, tag="red", type="t1", queue="q0"), limit=4)
+    assert all((one.type, one.queue) == ("t1", "q0") for one in found)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 19, 20, 21, 100])

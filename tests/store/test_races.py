@@ -96,6 +96,15 @@ def in_background(work: Any) -> asyncio.Task[Any]:
     return asyncio.get_running_loop().create_task(work)
 
 
+async def extension(ground: Ground, lease: Lease) -> str:
+    """What a renewal of this lease comes to."""
+    before = (await ground.jobs.get(lease.id)).locked_until
+    answer = await ground.store.extend(ground.queue_id, [(lease.id, lease.token)], lease_seconds=3_600)
+    after = (await ground.jobs.get(lease.id)).locked_until
+    assert (before != after) is any(not one.busy for one in answer)
+    return "lost" if not answer else "busy" if answer[0].busy else "renewed"
+
+
 def cancellation(ground: Ground, job_id: uuid.UUID) -> dict[str, object]:
     return {"id": job_id, "queue_id": ground.queue_id, "channel": "x", "hint": "cancel"}
 
@@ -190,10 +199,9 @@ async def test_two_recoverers(ground: Ground, commit: bool) -> None:
 async def test_an_extension_comes_while_recovery_is_under_way(ground: Ground, commit: bool) -> None:
     lease = await ground.leased(expired=True)
     await as_store(await ground.held.begin()).recover(ground.queue_id, after=None, max_rows=10)
-    extend = in_background(ground.store.extend(ground.queue_id, [(lease.id, lease.token)], lease_seconds=60))
-    await waits_for_a_lock(ground.sql)
+    assert await extension(ground, lease) == "busy", "it doesn't wait"
     await ground.held.end(commit=commit)
-    assert len(await extend) == (0 if commit else 1)
+    assert await extension(ground, lease) == ("lost" if commit else "renewed")
     assert await ground.status(lease) is (Status.PENDING if commit else Status.PROCESSING)
 
 
@@ -213,10 +221,9 @@ async def test_recovery_comes_while_an_extension_is_under_way(ground: Ground, co
 async def test_an_extension_comes_while_a_settlement_is_under_way(ground: Ground, commit: bool) -> None:
     lease = await ground.leased()
     await as_store(await ground.held.begin()).settle(ground.queue_id, [completed(lease)])
-    extend = in_background(ground.store.extend(ground.queue_id, [(lease.id, lease.token)], lease_seconds=60))
-    await waits_for_a_lock(ground.sql)
+    assert await extension(ground, lease) == "busy", "it doesn't wait"
     await ground.held.end(commit=commit)
-    assert len(await extend) == (0 if commit else 1)
+    assert await extension(ground, lease) == ("lost" if commit else "renewed")
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -314,35 +321,29 @@ async def test_what_a_claim_could_not_have_bounds_its_cursor(ground: Ground) -> 
     assert claimed.lanes[0].rest is None
 
 
-@pytest.mark.parametrize("settled_first_to_last", [True, False])
-async def test_batches_in_opposite_order_never_deadlock(
-    ground: Ground, database_url: str, settled_first_to_last: bool
-) -> None:
+async def test_an_extension_renews_around_what_somebody_holds(ground: Ground, database_url: str) -> None:
     """
     The settler writes in the order attempts ended, the lease keeper renews in the order they started.
 
-    Somebody holds the lease in the middle until both wait: if each had taken the other's end, they would deadlock.
+    If both waited for what the other has, they would deadlock; a renewal never waits.
     """
     await ground.jobs.enqueue([job() for _ in range(3)])
     leases = sorted(await claim(ground.store, ground.queue_id, slots=3), key=lambda lease: lease.id)
-    settled, renewed = (leases, leases[::-1]) if settled_first_to_last else (leases[::-1], leases)
     other = Database(database_url, connections=1, session=HOT_SESSION)
     await other.open()
     keeper = WorkerStore(other, uuid.uuid4())
     holder = ground.sql.transaction()
     await holder.start()
     await ground.sql.execute("select from fencepost.leases where id = $1 for update", leases[1].id)
-    extend = in_background(
-        keeper.extend(ground.queue_id, [(lease.id, lease.token) for lease in renewed], lease_seconds=60)
-    )
+    settle = in_background(ground.store.settle(ground.queue_id, [completed(lease) for lease in leases[:2]]))
     await waits_for_a_lock(ground.sql)
-    settle = in_background(ground.store.settle(ground.queue_id, [completed(lease) for lease in settled]))
-    await waits_for_a_lock(ground.sql, count=2)
+    held = [(lease.id, lease.token) for lease in leases[::-1]]
+    answer = {one.id: one.busy for one in await keeper.extend(ground.queue_id, held, lease_seconds=60)}
+    assert answer == {leases[0].id: True, leases[1].id: True, leases[2].id: False}
     await holder.commit()
-    await asyncio.wait([extend, settle])
+    assert await settle == [Status.COMPLETED] * 2
+    assert [one.id for one in await keeper.extend(ground.queue_id, held, lease_seconds=60)] == [leases[2].id]
     await other.close()
-    assert await settle == [Status.COMPLETED] * 3
-    assert len(await extend) in (0, 3)
 
 
 async def test_cancelling_around_a_claim_and_a_completion_tells_the_truth(ground: Ground, queues: Queues) -> None:

@@ -12,7 +12,8 @@ import pytest
 from fencepost.domain.job import NewJob, Status
 from fencepost.errors import KeyConflict
 from fencepost.store.database import Database
-from fencepost.store.jobs import Enqueued, Jobs
+from fencepost.store.enqueueing import Answer
+from fencepost.store.jobs import Jobs
 from fencepost.store.retention import FIRST_ID, LAST_ID, Keep, Retention
 from fencepost.store.workers import WorkerStore
 
@@ -201,37 +202,60 @@ async def test_a_request_that_meets_a_key_being_removed_makes_a_new_job(
     assert not answer.replayed
 
 
+VANISHING = """
+create function vanish() returns trigger language plpgsql as $$
+begin
+    delete from fencepost.idempotency_keys;
+    return null;
+end
+$$;
+create trigger vanish after insert on fencepost.pending for each statement execute function vanish()
+"""
+
+
 @pytest.mark.parametrize("bulk", [False, True])
 async def test_a_key_that_vanishes_between_the_insert_and_the_look_is_taken(
-    database: Database, jobs: Jobs, history: History, monkeypatch: pytest.MonkeyPatch, bulk: bool
+    jobs: Jobs, sql: Connection, history: History, monkeypatch: pytest.MonkeyPatch, bulk: bool
 ) -> None:
     """
     a request with the key                  prune_jobs
-    finds the key taken: stores nothing,
-    or all but this job
+    finds the key taken: stores all
+    but this job
                                             deletes job and key; commits
     looks what the key has made: nothing
-    begins again, from nothing
+    undoes all; begins again
     """
     await history.ended(days=1, key="k")
+    # The deletion is in the request's own transaction, which nobody but it can time so well.
+    await sql.execute(VANISHING)
     send = jobs._send
-    sent = 0
+    gone: list[int] = []
 
-    async def send_then_remove(*arguments: Any) -> list[Enqueued | None]:
-        nonlocal sent
-        sent += 1
-        rows = await send(*arguments)
-        if sent == 1:
-            assert await remove(database, Keep(by_status=COMPLETED_1H)) == (1, 1)
-        return rows
+    async def send_then_remove(*arguments: Any, **named: Any) -> Answer:
+        answer = await send(*arguments, **named)
+        gone.append(sum(one.key_gone for one in answer.differing))
+        assert (await jobs.audit())["pending"] == 0, "all is undone"
+        await sql.execute("drop trigger vanish on fencepost.pending")
+        await sql.execute("delete from fencepost.idempotency_keys")
+        monkeypatch.setattr(jobs, "_send", send)
+        return answer
 
     monkeypatch.setattr(jobs, "_send", send_then_remove)
     made = [job(idempotency_key="k"), *([job(), job(idempotency_key="another")] if bulk else [])]
     answers = await jobs.enqueue(made)
-    assert sent == 2
+    assert gone == [1]
     assert [(answer.id, answer.replayed) for answer in answers] == [(one.id, False) for one in made]
     for one in made:
         assert (await jobs.get(one.id)).status is Status.PENDING
+
+
+async def test_a_key_that_vanishes_again_and_again_is_told(jobs: Jobs, sql: Connection, history: History) -> None:
+    await history.ended(days=1, key="k")
+    await sql.execute(VANISHING)
+    for made in ([job(idempotency_key="k")], [job(), job(idempotency_key="k")]):
+        with pytest.raises(KeyConflict, match="'k' is being removed right now; try again"):
+            await jobs.enqueue(made)
+    assert (await jobs.audit())["pending"] == 0
 
 
 async def test_a_key_is_not_removed_from_a_job_that_has_taken_it_since(

@@ -8,11 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from fencepost.domain.job import TRANSITIONS, Event, Lease, Status
-from fencepost.domain.outcome import Ending
+from fencepost.domain.outcome import Ending, expired, snoozed
 from fencepost.errors import WrongStatus
+from fencepost.store import completion
 from fencepost.store.jobs import Jobs
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
@@ -86,17 +88,44 @@ async def _claim(bench: Bench, case: Case) -> bool:
     return bool(await claim(bench.store, case.queue_id, slots=10))
 
 
+def _lease_of(case: Case) -> Lease:
+    """Its latest lease, or one that nobody ever got."""
+    return case.lease or Lease(
+        id=case.id, queue_id=case.queue_id, queue="", token=1, type="work", payload="", attempt=1,
+        max_attempts=3, timeout_seconds=None, request_id=None,
+    )  # fmt: skip
+
+
 def _settle(ending: Ending, status: Status, *, token: int = 0, queue: int = 0) -> Operation:
     async def settle(bench: Bench, case: Case) -> bool:
-        lease = case.lease or Lease(
-            id=case.id, queue_id=case.queue_id, queue="", token=1, type="work", payload="", attempt=1,
-            max_attempts=3, timeout_seconds=None, request_id=None,
-        )  # fmt: skip
+        lease = _lease_of(case)
         written = ended(lease, ending, status, result=b'"done"' if ending is Ending.SUCCEEDED else None)
         answer = await bench.store.settle(case.queue_id + queue, [with_token(written, lease.token + token)])
         return answer != [None]
 
     return settle
+
+
+def _settle_apart(ending: Ending, status: Status, *, token: int = 0) -> Operation:
+    async def settle(bench: Bench, case: Case) -> bool:
+        written = with_token(ended(_lease_of(case), ending, status), _lease_of(case).token + token)
+        return await bench.store.settle_apart(case.queue_id, written) is not None
+
+    return settle
+
+
+def _complete(*, token: int = 0, queue: int = 0) -> Operation:
+    """As a handler does it, in a connection that has nothing to do with us."""
+
+    async def complete(bench: Bench, case: Case) -> bool:
+        lease = _lease_of(case)
+        named = msgspec.structs.replace(lease, token=lease.token + token, queue_id=case.queue_id + queue)
+        statement = completion.complete_sql("fencepost").replace(":attempt", "$1")
+        answer = await bench.sql.fetchval(statement, completion.encode(named, b'"done"'))
+        assert answer in ("true", "false")
+        return bool(answer == "true")
+
+    return complete
 
 
 async def _recover(bench: Bench, case: Case) -> bool:
@@ -126,7 +155,15 @@ OPERATIONS: dict[str, tuple[Operation, Event | None]] = {
     "time out for the last time": (_settle(Ending.TIMED_OUT, Status.DEAD_LETTER), Event.FAIL_LAST),
     "fail permanently": (_settle(Ending.PERMANENT, Status.FAILED), Event.FAIL_PERMANENT),
     "release": (_settle(Ending.RELEASED, Status.PENDING), Event.RELEASE),
+    "snooze": (_settle(Ending.SNOOZED, Status.PENDING), Event.SNOOZE),
     "end cancelled": (_settle(Ending.CANCELLED, Status.CANCELLED), Event.CANCEL),
+    "complete in a transaction": (_complete(), Event.SUCCEED),
+    "complete, stale": (_complete(token=-1), None),
+    "complete, from the future": (_complete(token=1), None),
+    "complete, in another queue": (_complete(queue=1), None),
+    "succeed apart": (_settle_apart(Ending.SUCCEEDED, Status.COMPLETED), Event.SUCCEED),
+    "fail apart": (_settle_apart(Ending.FAILED, Status.PENDING), Event.FAIL_RETRYABLE),
+    "fail apart, stale": (_settle_apart(Ending.FAILED, Status.PENDING, token=-1), None),
     "recover too early": (_recover, None),
     "recover": (_recover, Event.EXPIRE),
     "cancel": (_cancel, Event.CANCEL),
@@ -134,6 +171,7 @@ OPERATIONS: dict[str, tuple[Operation, Event | None]] = {
     "succeed, stale": (_settle(Ending.SUCCEEDED, Status.COMPLETED, token=-1), None),
     "fail, stale": (_settle(Ending.FAILED, Status.PENDING, token=-1), None),
     "release, stale": (_settle(Ending.RELEASED, Status.PENDING, token=-1), None),
+    "snooze, stale": (_settle(Ending.SNOOZED, Status.PENDING, token=-1), None),
     "succeed, from the future": (_settle(Ending.SUCCEEDED, Status.COMPLETED, token=1), None),
     "fail, from the future": (_settle(Ending.FAILED, Status.DEAD_LETTER, token=1), None),
     "succeed, in another queue": (_settle(Ending.SUCCEEDED, Status.COMPLETED, queue=1), None),
@@ -221,6 +259,67 @@ async def test_what_each_transition_leaves_behind(
     retried = await jobs.get(case.id)
     assert (retried.status, retried.attempts, retried.lease_token) == (Status.PENDING, 0, 1)
     assert len(await jobs.attempts(case.id)) == 1, "history is kept"
+
+
+async def test_a_snooze_gives_the_attempt_back_and_leaves_no_trace(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore, sql: Connection
+) -> None:
+    made = job(max_attempts=1)
+    await jobs.enqueue([made])
+    queue_id = await queues.id_of("default")
+    for token in range(1, 51):
+        [lease] = await claim(worker_store, queue_id)
+        assert (lease.attempt, lease.token) == (1, token)
+        assert await worker_store.settle(queue_id, [snoozed(lease, 0.0)]) == [Status.PENDING]
+    now = await jobs.get(made.id)
+    assert (now.attempts, now.lease_token, now.last_error) == (0, 50, None)
+    assert await jobs.attempts(made.id) == []
+    [lease] = await claim(worker_store, queue_id)
+    before = await sql.fetchval("select clock_timestamp()")
+    await worker_store.settle(queue_id, [snoozed(lease, 20.0)])
+    run_at = (await jobs.get(made.id)).run_at
+    assert run_at is not None
+    assert timedelta(seconds=20) <= run_at - before < timedelta(seconds=25)
+    assert await claim(worker_store, queue_id) == []
+
+
+async def test_a_job_that_is_cancelled_while_it_snoozes_off_ends_and_says_why(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore, sql: Connection
+) -> None:
+    bench = Bench(jobs, queues, worker_store, sql)
+    case = await bench.bring("running, to be cancelled")
+    assert case.lease is not None
+    assert await worker_store.settle(case.queue_id, [snoozed(case.lease, 60.0)]) == [Status.CANCELLED]
+    [attempt] = await jobs.attempts(case.id)
+    assert (attempt.outcome, attempt.error_type) == ("cancelled", "Cancelled")
+    assert "cancelled on request" in (attempt.error or "")
+
+
+async def test_an_expired_job_is_told_by_its_claim_and_ends_cancelled(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore
+) -> None:
+    past, future = datetime.now(UTC) - timedelta(minutes=1), datetime.now(UTC) + timedelta(hours=1)
+    late, early, plain = job(expires_at=past), job(expires_at=future), job()
+    await jobs.enqueue([late, early, plain])
+    queue_id = await queues.id_of("default")
+    leases = {lease.id: lease for lease in await claim(worker_store, queue_id, slots=3)}
+    assert {one: lease.expired for one, lease in leases.items()} == {late.id: True, early.id: False, plain.id: False}
+    await worker_store.settle(queue_id, [expired(leases[late.id])])
+    assert (await jobs.get(late.id)).status is Status.CANCELLED
+    [attempt] = await jobs.attempts(late.id)
+    assert (attempt.outcome, attempt.error_type) == ("cancelled", "Expired")
+
+
+async def test_a_claim_tells_what_belongs_to_a_job_beside_its_payload(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore
+) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    rich, plain = job(tags=("a", 'ü, "}'), metadata=b'{"t": 1}', trace_context=trace), job()
+    await jobs.enqueue([rich, plain])
+    queue_id = await queues.id_of("default")
+    first, second = await claim(worker_store, queue_id, slots=2)
+    assert (first.tags, first.metadata, first.trace_context) == (("a", 'ü, "}'), '{"t": 1}', trace)
+    assert (second.tags, second.metadata, second.trace_context, second.expired) == ((), None, None, False)
 
 
 async def test_cancelling_twice_keeps_the_first_request(

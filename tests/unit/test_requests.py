@@ -10,16 +10,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.domain.job import Limits
-from fencepost.domain.requests import JobRequest, Rules, check_queue, make_job, parse_key, parse_moment
+from fencepost.domain.fields import parse_trace_context
+from fencepost.domain.job import Limits, Unique, UniqueMode, UniqueUntil
+from fencepost.domain.requests import JobRequest, Rules, UniqueRequest, check_queue, make_job, parse_key, parse_moment
 from fencepost.errors import InvalidJob
 
-RULES = Rules(types={"work", "send.email"}, max_attempts=5, payload_bytes=1_000)
+
+class Type(msgspec.Struct, frozen=True):
+    """What the rules read of a job type."""
+
+    queue: str = "default"
+    priority: int = 0
+    max_attempts: int | None = None
+    expires_seconds: float | None = None
+
+
+DECLARED = Type(queue="mail", priority=7, max_attempts=9, expires_seconds=60.0)
+RULES = Rules(types={"work": Type(), "send.email": Type(), "declared": DECLARED}, max_attempts=5, payload_bytes=1_000)
 
 
 def request(**fields: Any) -> JobRequest:
-    if "payload" in fields:
-        fields["payload"] = msgspec.Raw(fields["payload"])
+    for name in ("payload", "metadata"):
+        if name in fields:
+            fields[name] = msgspec.Raw(fields[name])
+    if "unique" in fields:
+        fields["unique"] = msgspec.convert(fields["unique"], UniqueRequest)
     return JobRequest(**{"type": "work", **fields})
 
 
@@ -55,8 +70,54 @@ def test_a_moment_is_kept_in_utc() -> None:
     assert job.schedule == "at 2031-05-01T10:00:00.250000+00:00"
 
 
+def test_what_a_type_declares_is_for_what_the_caller_leaves_out() -> None:
+    left_out = make_job(request(type="declared"), RULES)
+    assert (left_out.queue, left_out.priority, left_out.max_attempts) == ("mail", 7, 9)
+    assert (left_out.expires_seconds, left_out.schedule) == (60.0, "now, expires in 60.0s")
+    given = make_job(
+        request(type="declared", queue="default", priority=0, max_attempts=5, expires="2031-01-01T00:00:00Z"), RULES
+    )
+    assert (given.queue, given.priority, given.max_attempts) == ("default", 0, 5)
+    assert (given.expires_seconds, given.expires_at) == (None, datetime(2031, 1, 1, tzinfo=UTC))
+    assert given.schedule == "now, expires at 2031-01-01T00:00:00+00:00"
+
+
+def test_tags_metadata_and_a_unique_key_are_taken_over() -> None:
+    made = make_job(
+        request(
+            tags=["b", "a", "b"], metadata=b'{"tenant": 3}', expires="1h30m", unique={"key": "user-1", "mode": "latest"}
+        ),
+        RULES,
+    )
+    assert (made.tags, made.metadata, made.expires_seconds) == (("b", "a"), b'{"tenant": 3}', 5400.0)
+    assert made.unique == Unique(key="user-1", until=UniqueUntil.FINISHED, mode=UniqueMode.LATEST)
+    for_a_time = make_job(request(unique={"key": "k", "period": "10m"}), RULES).unique
+    assert for_a_time == Unique(key="k", until=UniqueUntil.PERIOD, period_seconds=600.0)
+    assert make_job(request(metadata=b"null"), RULES).metadata is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", True),
+        (" 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00 ", True),
+        ("cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what-the-future-will-be-like", True),
+        ("ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", False),
+        ("00-00000000000000000000000000000000-00f067aa0ba902b7-01", False),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01", False),
+        ("00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01", False),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7", False),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-" + "x" * 300, False),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-x", False),
+        ("", False),
+    ],
+)
+def test_only_a_trace_context_is_one(text: str, is_one: bool) -> None:
+    assert parse_trace_context(text) == (text.strip() if is_one else None)
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"type": "nope"}, "type", "'nope' is not a registered job type; registered are send.email, work"),
+    ({"type": "nope"}, "type", "'nope' is not a registered job type; registered are declared, send.email, work"),
     ({"type": ""}, "type", "not a registered job type"),
     ({"type": "a\x00b"}, "type", r"'a\\x00b' is not a registered"),
     ({"type": "\ud800"}, "type", r"'\\ud800' is not a registered"),
@@ -99,6 +160,28 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"idempotency_key": "k\n"}, "idempotency_key", "must be 1 to 255"),
     ({"idempotency_key": "k\x00"}, "idempotency_key", "must be 1 to 255"),
     ({"idempotency_key": "ké"}, "idempotency_key", "must be 1 to 255"),
+    ({"tags": [f"t{number}" for number in range(21)]}, "tags", "must be at most 20, not 21"),
+    ({"tags": ["a", ""]}, "tags", "must each be 1 to 100 bytes of printable text, not ''"),
+    ({"tags": ["é" * 51]}, "tags", "must each be 1 to 100 bytes"),
+    ({"tags": ["a\nb"]}, "tags", "printable text"),
+    ({"tags": ["\ud800"]}, "tags", "printable text"),
+    ({"metadata": b"[]"}, "metadata", "must be a JSON object"),
+    ({"metadata": b'"x"'}, "metadata", "must be a JSON object"),
+    ({"metadata": b'{"a": "\\u0000"}'}, "metadata", "NUL"),
+    ({"metadata": b'{"a": 1, "a": 2}'}, "metadata", "the key 'a' twice"),
+    ({"metadata": b'{"a": "' + b"x" * 16_376 + b'"}'}, "metadata", "takes 16,385 bytes; the limit is 16,384"),
+    ({"expires": "0"}, "expires", "must be from 1ms to ten years, not '0'; or a time in RFC 3339"),
+    ({"expires": "3651d"}, "expires", "must be from 1ms to ten years"),
+    ({"expires": "soon"}, "expires", "is not a duration.*; or a time in RFC 3339 with an offset"),
+    ({"expires": "2031-01-01T00:00:00"}, "expires", "RFC 3339 with an offset"),
+    ({"expires": "2100-01-01T00:00:00Z"}, "expires", "between the years"),
+    ({"unique": {"key": ""}}, "unique.key", "must be 1 to 255 bytes of printable text, not ''"),
+    ({"unique": {"key": "é" * 128}}, "unique.key", "must be 1 to 255 bytes"),
+    ({"unique": {"key": "\ud800"}}, "unique.key", "must be 1 to 255 bytes"),
+    ({"unique": {"key": "k", "until": "period"}}, "unique.period", "is needed with until period"),
+    ({"unique": {"key": "k", "until": "started", "period": "5m"}}, "unique.period", "together with until started"),
+    ({"unique": {"key": "k", "period": "0"}}, "unique.period", "must be from 1ms to ten years, not '0'"),
+    ({"unique": {"key": "k", "period": "x"}}, "unique.period", "is not a duration"),
 ]
 
 
@@ -120,6 +203,10 @@ BOUNDARIES: list[dict[str, Any]] = [
     {"timeout": "1ms"}, {"timeout": "24h"}, {"idempotency_key": "k"}, {"idempotency_key": "k" * 255},
     {"run_at": "1970-01-01T00:00:00Z"}, {"run_at": "2099-12-31T23:59:59.999999Z"}, {"run_at": "2031-01-01t00:00:00z"},
     {"run_at": "2031-01-01 00:00:00-11:30"}, {"payload": b"null"}, {"payload": b"[1, 2]"},
+    {"tags": [f"t{number}" for number in range(20)]}, {"tags": ["t"] * 30}, {"tags": ["é" * 50]},
+    {"metadata": b"{}"}, {"metadata": b'{"a": "' + b"x" * 16_375 + b'"}'}, {"expires": "1ms"}, {"expires": "3650d"},
+    {"expires": "2099-12-31T23:59:59Z"}, {"unique": {"key": "k" * 255}}, {"unique": {"key": "a b é"}},
+    {"unique": {"key": "k", "period": "1ms"}}, {"unique": {"key": "k", "until": "period", "period": "3650d"}},
 ]  # fmt: skip
 
 
@@ -128,12 +215,15 @@ def test_the_limits_themselves_are_allowed(fields: dict[str, Any]) -> None:
     make_job(request(**fields), RULES)
 
 
+RAW = ("payload", "metadata")
+
+
 def test_the_same_request_as_json_gets_the_same_verdict() -> None:
     """Decoded from a body or made in Python, a request is one thing."""
     verdicts: dict[str, str] = {}
     for fields, field, _ in REFUSED:
         try:
-            body = msgspec.json.encode({"type": "work", **{k: v for k, v in fields.items() if k != "payload"}})
+            body = msgspec.json.encode({"type": "work", **{k: v for k, v in fields.items() if k not in RAW}})
         except UnicodeEncodeError:
             continue
         try:
@@ -141,8 +231,7 @@ def test_the_same_request_as_json_gets_the_same_verdict() -> None:
         except msgspec.ValidationError as error:
             verdicts[field] = str(error)
             continue
-        if "payload" in fields:
-            decoded = msgspec.structs.replace(decoded, payload=msgspec.Raw(fields["payload"]))
+        decoded = msgspec.structs.replace(decoded, **{k: msgspec.Raw(v) for k, v in fields.items() if k in RAW})
         with pytest.raises(InvalidJob) as refused:
             make_job(decoded, RULES)
         assert refused.value.field == field

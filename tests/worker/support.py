@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -27,6 +27,7 @@ from fencepost.store.jobs import Jobs, job_of_row
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
+from fencepost.types.jobtype import Handler
 from fencepost.worker.worker import Worker
 
 SETTINGS = Settings(
@@ -123,6 +124,9 @@ class Overlap:
             self.now -= 1
 
 
+Function = TypeVar("Function", bound=Handler)
+
+
 class Bench:
     """One database, the job types of a test, and the workers it starts."""
 
@@ -132,9 +136,17 @@ class Bench:
         self.jobs = jobs
         self.queues = queues
         self.app = Fencepost()
-        self.job = self.app.job
         self.workers: list[Worker] = []
         self._connection: asyncpg.Connection[Any] = connection
+
+    def job(self, name: str, *, payload: Any = Any) -> Callable[[Function], Function]:
+        """Register the decorated function of a context and a payload as the handler of *name*."""
+
+        def decorate(handler: Function) -> Function:
+            self.app.register(name, handler, payload)
+            return handler
+
+        return decorate
 
     async def start(
         self, *, events: Events | None = None, dsn: str | None = None, app: Fencepost | None = None, **settings: Any

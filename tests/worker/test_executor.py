@@ -6,22 +6,24 @@ import asyncio
 import contextvars
 import gc
 import threading
+import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from fencepost.app import Fencepost
-from fencepost.domain.backoff import Exponential
+from fencepost.domain.backoff import Constant, Exponential
 from fencepost.domain.context import Context
-from fencepost.domain.job import Status
-from fencepost.domain.outcome import Ending, Outcome
+from fencepost.domain.job import Lease, Status
+from fencepost.domain.outcome import Ending, Outcome, snoozed
 from fencepost.domain.policy import Policy
 from fencepost.types.jobtype import Handler
 from fencepost.worker import executor as executor_module
-from fencepost.worker.attempt import Attempt
-from fencepost.worker.executor import Executor
+from fencepost.worker.attempt import Attempt, Host
+from fencepost.worker.executor import Executor, unknown_type
 from fencepost.worker.journal import Journal
 
 from .support import Tally, make_lease, records, wait_until
@@ -32,9 +34,18 @@ pytestmark = pytest.mark.anyio
 class Runner:
     """An executor whose outcomes are kept."""
 
-    def __init__(self, handler: Handler, *, slots: int = 4, payload: Any = Any) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        slots: int = 4,
+        payload: Any = Any,
+        judge_stranger: Callable[[Lease], Awaitable[Outcome]] = unknown_type,
+        **options: Any,
+    ) -> None:
         app = Fencepost()
         app.register("work", handler, payload)
+        app.types["work"] = msgspec.structs.replace(app.types["work"], **options)
         self.tally = Tally()
         self.settled: list[tuple[Attempt, Outcome | None]] = []
         self.executor = Executor(
@@ -42,10 +53,11 @@ class Runner:
             slots=slots,
             timeout_seconds=20.0,
             policy=Policy(Exponential(1.0, 1.0)),
-            max_result_bytes=1000,
+            host=Host(max_result_bytes=1000),
             settle=lambda attempt, outcome: self.settled.append((attempt, outcome)),
             events=self.tally,
             journal=Journal(),
+            judge_stranger=judge_stranger,
         )
 
     def begin(self, **lease: Any) -> Attempt:
@@ -314,3 +326,103 @@ async def test_the_longest_run_counts_from_the_start_of_the_handler() -> None:
     outcome = await Runner(work).run(timeout_seconds=0.5)
     assert outcome is not None
     assert outcome.result == b"0.5"
+
+
+async def test_extending_moves_everything_that_ends_an_attempt() -> None:
+    """Its deadline, what its timeout says, and until when the keeper renews its lease."""
+
+    async def work(context: Context, payload: Any) -> float:
+        context.extend(7)
+        return context.remaining_seconds
+
+    runner = Runner(work)
+    attempt = runner.begin(timeout_seconds=3.0)
+    attempt.stop_renewing_at = attempt.deadline + 10
+    deadline = attempt.deadline
+    await wait_until(lambda: runner.settled, 2)
+    assert attempt.deadline == deadline + 7
+    assert attempt.stop_renewing_at == deadline + 17
+    assert attempt.timeout_seconds == 10
+
+
+async def test_an_attempt_that_is_extended_in_the_last_moment_is_not_interrupted() -> None:
+    """Between the look at its deadline and the interruption, by a thread that holds the lock."""
+    let_go = asyncio.Event()
+
+    async def work(context: Context, payload: Any) -> str:
+        await let_go.wait()
+        return "done"
+
+    runner = Runner(work)
+    attempt = runner.begin(timeout_seconds=0.1)
+    host = runner.executor._host
+    extended = threading.Event()
+
+    def extend() -> None:
+        with host.lock:
+            extended.set()
+            # Until the loop wants the lock, its time being up.
+            time.sleep(0.3)
+            attempt.extend(30)
+
+    thread = threading.Thread(target=extend)
+    thread.start()
+    extended.wait()
+    await asyncio.sleep(0.4)
+    thread.join()
+    assert attempt.interruption is None
+    let_go.set()
+    await wait_until(lambda: runner.settled, 2)
+    assert runner.endings == [Ending.SUCCEEDED]
+
+
+async def test_an_expired_lease_ends_without_its_handler_or_its_payload() -> None:
+    runner = Runner(lambda context, payload: None, payload=int)
+    outcome = await runner.run(expired=True, payload="not a number")
+    assert outcome is not None
+    assert (outcome.ending, outcome.error_type) == (Ending.CANCELLED, "Expired")
+
+
+async def test_jobs_of_unknown_types_are_judged_by_whoever_was_asked_to() -> None:
+    judged: list[str] = []
+
+    async def judge(lease: Lease) -> Outcome:
+        judged.append(lease.type)
+        if lease.attempt == 2:
+            await asyncio.sleep(30)
+        return snoozed(lease, 3.0)
+
+    runner = Runner(lambda context, payload: None, judge_stranger=judge)
+    outcome = await runner.run(type="of another version")
+    assert outcome is not None
+    assert (outcome.ending, outcome.delay_seconds) == (Ending.SNOOZED, 3.0)
+    attempt = runner.begin(type="of another version", attempt=2)
+    await asyncio.sleep(0)
+    runner.executor.interrupt(attempt, Ending.RELEASED)
+    await wait_until(lambda: not runner.executor.running, 2)
+    assert runner.endings == [Ending.SNOOZED, Ending.RELEASED]
+
+
+async def test_a_policy_and_a_timeout_of_the_types_own() -> None:
+    async def work(context: Context, payload: Any) -> None:
+        if payload == {}:
+            raise KeyError("final for this type")
+        await asyncio.sleep(30)
+
+    runner = Runner(work, policy=Policy(Constant(3.0), permanent_on=(KeyError,)), timeout_seconds=0.1)
+    outcome = await runner.run()
+    assert outcome is not None
+    assert outcome.ending is Ending.PERMANENT
+    outcome = await runner.run(payload="1")
+    assert outcome is not None
+    assert (outcome.ending, outcome.delay_seconds) == (Ending.TIMED_OUT, 3.0)
+
+
+async def test_a_result_is_written_in_the_types_own_way() -> None:
+    async def work(context: Context, payload: Any) -> complex:
+        return 1j
+
+    runner = Runner(work, encode=lambda value: msgspec.json.encode(str(value)))
+    outcome = await runner.run()
+    assert outcome is not None
+    assert outcome.result == b'"1j"'

@@ -99,7 +99,7 @@ async def test_a_run_removes_what_is_past_its_time_wherever_it_is(
     [line] = records(caplog, "old jobs removed")
     said = fields_of(line)
     assert said.pop("duration_ms") >= 0
-    assert said == {"jobs": 346, "keys": 346, "ranges_dropped": 1, "ranges_left": 0, "jobs_moved": 5}
+    assert said == {"jobs": 346, "keys": 346, "unique_keys": 0, "ranges_dropped": 1, "ranges_left": 0, "jobs_moved": 5}
     [line] = records(caplog, "old partitions dropped")
     assert fields_of(line) == {"starts_at": first.isoformat(), "jobs": 300, "jobs_moved": 5}
     assert await make(database, everything=True).run() == Report(), "nothing is left to do"

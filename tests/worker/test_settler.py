@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from uuid import UUID
 
@@ -42,6 +42,12 @@ class Store:
             raise error
         self.written += batch
         return [None if one.id in self.lost else one.status for one in batch]
+
+    async def settle_apart(self, queue_id: int, outcome: Outcome, /) -> Status | None:
+        raise AssertionError("no attempt here completes in a transaction of its handler's")
+
+    async def completed(self, queue_id: int, ended: Sequence[Key], /) -> set[Key]:
+        raise AssertionError("no attempt here completes in a transaction of its handler's")
 
 
 class Settlement:

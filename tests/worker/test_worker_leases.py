@@ -417,14 +417,15 @@ from fencepost.worker.worker import Worker
 
 app = Fencepost()
 
-@app.job("crash")
 async def crash(context, payload):
     print("crashing", flush=True)
     os._exit(3)
 
-@app.job("fine")
 async def fine(context, payload):
     return "fine"
+
+app.register("crash", crash)
+app.register("fine", fine)
 
 async def main():
     settings = Settings(workers=2, lease_seconds=0.3, recovery_interval_seconds=0.1, poll_interval_seconds=0.1)

@@ -16,6 +16,7 @@ from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
 from fencepost.store import database as database_module
 from fencepost.worker import executor as executor_module
+from fencepost.worker import tasks as tasks_module
 from fencepost.worker import worker as worker_module
 
 from .proxy import Proxy
@@ -289,7 +290,7 @@ async def test_a_drain_ends_in_time_while_the_database_is_down(
     monkeypatch.setattr(worker_module, "OUTCOME_SECONDS", 0.5)
     monkeypatch.setattr(worker_module, "FAREWELL_SECONDS", 0.2)
     # Also what the driver is given to let go of a statement in a connection that has gone silent.
-    for module in (worker_module, database_module):
+    for module in (tasks_module, database_module):
         monkeypatch.setattr(module, "ACQUIRE_SECONDS", 0.5)
     release = asyncio.Event()
 

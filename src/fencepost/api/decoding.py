@@ -7,7 +7,6 @@ text, the wrong reason, so they are put differently here.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import msgspec
 
 from fencepost.domain.job import Limits
 from fencepost.domain.text import check_json, clean_text
+from fencepost.domain.wording import explain, shown
 from fencepost.errors import InvalidJob
 
 
@@ -43,21 +43,6 @@ _ANY = json.JSONDecoder(parse_int=str, parse_float=str)
 _SPACE = re.compile(r"[ \t\n\r]*")
 _BLANK_LINES = re.compile(rb"[ \t\n\r]*")
 
-_MESSAGE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(.*)`")
-_TYPES = re.compile(r"Expected `(.*?)`, got `(.*?)`")
-_RANGE = re.compile(r"Expected `\w+` (of length )?([<>]=) (\d+)")
-_WORDS = {
-    "str": "a string",
-    "int": "a whole number",
-    "float": "a number with a decimal point",
-    "bool": "true or false",
-    "null": "null",
-    "object": "an object",
-    "array": "an array",
-}
-
 
 class BodyDecoder(Generic[_T]):
     """Reads a JSON object as one kind of struct, strictly: nothing unknown, nothing twice, nothing converted."""
@@ -74,7 +59,7 @@ class BodyDecoder(Generic[_T]):
         except RecursionError:
             raise InvalidJob(f"{what} {_TOO_DEEP}") from None
         except msgspec.ValidationError as error:
-            raise self._explain(str(error), what) from None
+            raise explain(str(error), what, self._names) from None
         except msgspec.DecodeError as error:
             raise _explain_syntax(raw, error, what) from None
         self._refuse_repeated(raw, bytes(value.payload), what)
@@ -101,21 +86,8 @@ class BodyDecoder(Generic[_T]):
         seen: set[str] = set()
         for name_, _ in pairs:
             if name_ in seen:
-                raise InvalidJob("is given twice", field=_shown(name_))
+                raise InvalidJob("is given twice", field=shown(name_))
             seen.add(name_)
-
-    def _explain(self, text: str, what: str) -> InvalidJob:
-        found = _MESSAGE.fullmatch(text)
-        message, field = (found[1], found[2]) if found else (text, None)
-        if unknown := _UNKNOWN.fullmatch(message):
-            name = _shown(unknown[1])
-            close = difflib.get_close_matches(name, self._names, n=1)
-            hint = f"did you mean {close[0]}? There are" if close else "there are"
-            return InvalidJob(f"is not a field here; {hint} {', '.join(self._names)}", field=name)
-        if missing := _MISSING.fullmatch(message):
-            return InvalidJob("is missing, and there is no default for it", field=missing[1])
-        said = _say(message)
-        return InvalidJob(said, field=field) if field else InvalidJob(f"{what} {said}")
 
 
 def split_array(body: bytes) -> Iterator[bytes]:
@@ -200,22 +172,5 @@ def _guilty_field(raw: bytes) -> InvalidJob | None:
         try:
             check_json(json.dumps(value).encode())
         except ValueError as error:
-            return InvalidJob(str(error), field=_shown(name))
+            return InvalidJob(str(error), field=shown(name))
     return None
-
-
-def _shown(name: str) -> str:
-    """The name of a member, short and printable."""
-    name = clean_text(name, 60)
-    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
-
-
-def _say(message: str) -> str:
-    """Put one of msgspec's sentences in JSON's terms."""
-    if types := _TYPES.fullmatch(message):
-        expected, got = (" or ".join(_WORDS.get(word, word) for word in kind.split(" | ")) for kind in types.groups())
-        return f"must be {expected}, not {got}"
-    if bound := _RANGE.fullmatch(message):
-        how = "at most" if bound[2] == "<=" else "at least"
-        return f"must be {how} {int(bound[3]):,}" + (" characters long" if bound[1] else "")
-    return clean_text(message[:1].lower() + message[1:], 200)

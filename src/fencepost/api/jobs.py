@@ -8,6 +8,7 @@ from uuid import UUID
 from fencepost.api.cursors import read_cursor, write_cursor
 from fencepost.api.http import CLOSE, HttpError, Request, Response, answer
 from fencepost.api.schemas import JobList, JobRecord, JobStatus, listed, record_of
+from fencepost.domain.fields import check_tags
 from fencepost.domain.ids import parse_id
 from fencepost.domain.job import Attempt, Job, Status
 from fencepost.domain.requests import check_queue, parse_moment
@@ -18,7 +19,7 @@ from fencepost.telemetry.events import Events
 
 PAGE_JOBS = 50
 MOST_PAGE_JOBS = 200
-PARAMETERS = ("status", "type", "queue", "since", "until", "limit", "cursor", "include")
+PARAMETERS = ("status", "type", "queue", "tag", "since", "until", "limit", "cursor", "include")
 QUERY_BYTES = 4096
 
 
@@ -122,12 +123,26 @@ def _filter(given: dict[str, str]) -> Filter:
             except InvalidJob as error:
                 raise InvalidJob(error.message, field=name) from None
     try:
-        moments = {
-            name: parse_moment(given[name], field=name) if name in given else None for name in ("since", "until")
-        }
+        since, until = (parse_moment(given[name], field=name) if name in given else None for name in ("since", "until"))
     except InvalidJob as error:
         raise InvalidJob(f"{error.message} (in a URL, + is written %2B)", field=error.field) from None
-    return Filter(status=_status(given.get("status")), type=given.get("type"), queue=given.get("queue"), **moments)
+    return Filter(
+        status=_status(given.get("status")),
+        type=given.get("type"),
+        queue=given.get("queue"),
+        tag=_tag(given.get("tag")),
+        since=since,
+        until=until,
+    )
+
+
+def _tag(text: str | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        return check_tags([text])[0]
+    except InvalidJob as error:
+        raise InvalidJob(error.message, field="tag") from None
 
 
 def _status(text: str | None) -> Status | None:

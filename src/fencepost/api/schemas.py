@@ -6,7 +6,7 @@ What a job looks like when it is asked for is `fencepost.domain.requests.JobRequ
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from fencepost.domain.job import Attempt, Job, Limits, NewJob, Status
-from fencepost.store.jobs import Enqueued
+from fencepost.store.enqueueing import Enqueued
 from fencepost.store.queues import QueueState
 
 Moment = Annotated[datetime, Meta(tz=True)]
@@ -46,6 +46,15 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: Annotated[float | None, Meta(description="Longest run of one attempt; null: JOB_TIMEOUT.")]
     cancel_requested_at: Moment | None
     request_id: Annotated[str | None, Meta(description="The X-Request-ID of the request that made it.")]
+    unique_key: str | None
+    tags: list[str]
+    metadata: Raw | None
+    trace_context: Annotated[str | None, Meta(description="The traceparent of the request that made it.")]
+    expires_at: Annotated[Moment | None, Meta(description="Not started by then, it ends cancelled.")]
+    progress: Annotated[
+        Raw | None,
+        Meta(description="What its handler said last; only while processing."),
+    ]
     history: Annotated[
         list[AttemptRecord], Meta(description="Attempts that did not succeed, the latest first; at most 200.")
     ]
@@ -86,8 +95,14 @@ class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float | None
     cancel_requested_at: Moment | None
     request_id: str | None
+    unique_key: str | None
+    tags: list[str]
+    trace_context: str | None
+    expires_at: Moment | None
+    progress: Raw | None
     payload: Raw | UnsetType = UNSET
     result: Raw | UnsetType | None = UNSET
+    metadata: Raw | UnsetType | None = UNSET
 
 
 class JobList(msgspec.Struct, frozen=True):
@@ -143,6 +158,13 @@ class BulkItem(msgspec.Struct, frozen=True):
 
     id: UUID
     replayed: Annotated[bool, Meta(description="Its idempotency key had made this job before.")]
+    effect: Annotated[
+        str,
+        Meta(
+            description="What was done: `stored`, `replayed`, or for a unique key that another job held, `skipped`, "
+            "`rescheduled` or `replaced`. The id is that of the job that is there now."
+        ),
+    ]
 
 
 class BulkAnswer(msgspec.Struct, frozen=True):
@@ -215,6 +237,12 @@ def record_of_new(job: NewJob, enqueued: Enqueued) -> JobRecord:
         timeout_seconds=job.timeout_seconds,
         cancel_requested_at=None,
         request_id=job.request_id,
+        unique_key=None if job.unique is None else job.unique.key,
+        tags=list(job.tags),
+        metadata=None if job.metadata is None else Raw(job.metadata),
+        trace_context=job.trace_context,
+        expires_at=_expiry(job, enqueued),
+        progress=None,
         history=[],
     )
 
@@ -223,7 +251,7 @@ def listed(job: Job, *, with_payload: bool) -> ListedJob:
     """A job as lists show it."""
     fields = _fields(job)
     if not with_payload:
-        del fields["payload"], fields["result"]
+        del fields["payload"], fields["result"], fields["metadata"]
     return ListedJob(**fields)
 
 
@@ -239,6 +267,15 @@ def queue_record(state: QueueState, count_limit: int) -> QueueRecord:
         in_flight=state.in_flight,
         oldest_due_seconds=state.oldest_due_seconds,
     )
+
+
+def _expiry(job: NewJob, enqueued: Enqueued) -> datetime | None:
+    if job.expires_at is not None:
+        return job.expires_at
+    if job.expires_seconds is None:
+        return None
+    stored_at: datetime = enqueued.created_at
+    return stored_at + timedelta(microseconds=round(job.expires_seconds * 1_000_000))
 
 
 def _fields(job: Job) -> dict[str, Any]:

@@ -20,10 +20,12 @@ from fencepost.api.schemas import (
     record_of,
     record_of_new,
 )
+from fencepost.domain.fields import parse_trace_context
 from fencepost.domain.job import NewJob
 from fencepost.domain.requests import JobRequest, Rules, make_job, parse_key
 from fencepost.errors import InvalidJob
-from fencepost.store.jobs import Enqueued, Jobs
+from fencepost.store.enqueueing import STORED, Enqueued
+from fencepost.store.jobs import Jobs
 from fencepost.telemetry.events import Events
 
 BULK_JOBS = 10_000
@@ -63,11 +65,11 @@ class Submissions:
             return await self._bulk(request, split_array(body))
         job = make_job(self._job.decode(body), self._rules, request_id=request.id)
         job, enqueued = await self._store_one(job, request)
-        if enqueued.replayed:
-            current = await self._jobs.get(enqueued.id)
-            record = record_of(current, await self._jobs.attempts(enqueued.id))
-            return answer(record, 200, [location(enqueued.id), _REPLAYED])
-        return answer(record_of_new(job, enqueued), 201, [location(job.id)])
+        if enqueued.is_new:
+            return answer(record_of_new(job, enqueued), 201, _headers(enqueued))
+        current = await self._jobs.get(enqueued.id)
+        record = record_of(current, await self._jobs.attempts(enqueued.id))
+        return answer(record, 200, _headers(enqueued))
 
     async def post_submit(self, request: Request) -> Response:
         """Make one job whose type is its payload's `task`."""
@@ -84,8 +86,7 @@ class Submissions:
         )
         job = make_job(as_job, self._rules, request_id=request.id)
         _, enqueued = await self._store_one(job, request)
-        headers = [location(enqueued.id), _REPLAYED] if enqueued.replayed else [location(enqueued.id)]
-        return answer(Submitted(enqueued.id), 200 if enqueued.replayed else 201, headers)
+        return answer(Submitted(enqueued.id), 201 if enqueued.is_new else 200, _headers(enqueued))
 
     async def _store_one(self, job: NewJob, request: Request) -> tuple[NewJob, Enqueued]:
         key = key_of(request)
@@ -93,8 +94,11 @@ class Submissions:
             if job.idempotency_key not in (None, key):
                 raise InvalidJob("differs from the Idempotency-Key header; send one of them", field="idempotency_key")
             job = msgspec.structs.replace(job, idempotency_key=key)
+        trace = trace_of(request)
+        if trace is not None:
+            job = msgspec.structs.replace(job, trace_context=trace)
         enqueued = (await self._jobs.enqueue([job]))[0]
-        if not enqueued.replayed:
+        if enqueued.is_new:
             self._events.submitted(1)
             _logger.info(
                 "job submitted",
@@ -113,15 +117,18 @@ class Submissions:
                 "one Idempotency-Key header can't stand for many jobs; give each job its own idempotency_key instead"
             )
         jobs = await self._read_bulk(items, request.id)
+        trace = trace_of(request)
+        if trace is not None:
+            jobs = [msgspec.structs.replace(job, trace_context=trace) for job in jobs]
         enqueued = await self._jobs.enqueue(jobs)
-        stored = sum(not entry.replayed for entry in enqueued)
+        stored = sum(entry.is_new for entry in enqueued)
         if stored:
             self._events.submitted(stored)
             _logger.info(
                 "jobs submitted",
                 extra={"count": stored, "first_job_id": str(enqueued[0].id), "request_id": request.id},
             )
-        made = BulkAnswer(len(enqueued), [BulkItem(entry.id, entry.replayed) for entry in enqueued])
+        made = BulkAnswer(len(enqueued), [BulkItem(entry.id, entry.replayed, entry.effect) for entry in enqueued])
         return answer(made, 201 if stored else 200)
 
     async def _read_bulk(self, items: Iterator[bytes], request_id: str) -> list[NewJob]:
@@ -142,6 +149,21 @@ class Submissions:
         if not jobs:
             raise InvalidJob(f"{THE_BODY} holds no job; a bulk request needs at least one")
         return jobs
+
+
+def trace_of(request: Request) -> str | None:
+    """The traceparent header, read; None without one, and for one that isn't what it should be."""
+    header = request.header(b"traceparent")
+    return None if header is None else parse_trace_context(header)
+
+
+def _headers(enqueued: Enqueued) -> list[tuple[bytes, bytes]]:
+    headers = [location(enqueued.id)]
+    if enqueued.replayed:
+        headers.append(_REPLAYED)
+    elif enqueued.effect != STORED:
+        headers.append((b"unique-effect", enqueued.effect.encode()))
+    return headers
 
 
 def key_of(request: Request) -> str | None:

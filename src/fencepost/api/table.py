@@ -29,6 +29,12 @@ _KEY = Parameter(
     text="Makes at most one job, however often the request is repeated. Quoted or bare.",
     schema={"type": "string", "minLength": 1, "maxLength": Limits.KEY_BYTES + 2},
 )
+_TRACE = Parameter(
+    name="traceparent",
+    where="header",
+    text="The W3C trace context that the job belongs to. Ignored when it isn't one.",
+    schema={"type": "string"},
+)
 _ID = Parameter(name="id", where="path", text="A job's id.", schema={"type": "string", "format": "uuid"})
 _NAME = Parameter(name="name", where="path", text="A queue's name.", schema={"type": "string"})
 _MOMENT = {"type": "string", "format": "date-time"}
@@ -36,6 +42,7 @@ _FILTERS = (
     Parameter(name="status", where="query", text="Jobs in this status.", schema={"enum": [*map(str, Status)]}),
     Parameter(name="type", where="query", text="Jobs of this type.", schema={"type": "string"}),
     Parameter(name="queue", where="query", text="Jobs of this queue.", schema={"type": "string"}),
+    Parameter(name="tag", where="query", text="Jobs that have this tag.", schema={"type": "string"}),
     Parameter(name="since", where="query", text="Created at this time or later.", schema=_MOMENT),
     Parameter(name="until", where="query", text="Created before this time.", schema=_MOMENT),
     Parameter(
@@ -58,12 +65,16 @@ def submission_routes(views: Submissions) -> list[Operation]:
             name="createJobs",
             text="Make one job, or with an array or NDJSON many: all of them or none.",
             handler=views.post_jobs,
-            parameters=(_KEY,),
+            parameters=(_KEY, _TRACE),
             body=JobRequest,
             many=True,
             answers=(
                 Answer(201, "Made.", JobRecord | BulkAnswer),
-                Answer(200, "Made before by the same idempotency key.", JobRecord | BulkAnswer),
+                Answer(
+                    200,
+                    "Made before by the same idempotency key, or there under its unique key.",
+                    JobRecord | BulkAnswer,
+                ),
             ),
             errors=(400, 408, 409, 413, 415),
         ),
@@ -73,7 +84,7 @@ def submission_routes(views: Submissions) -> list[Operation]:
             name="submitTask",
             text="Make a job whose type is the member `task` of its payload.",
             handler=views.post_submit,
-            parameters=(_KEY,),
+            parameters=(_KEY, _TRACE),
             body=SubmitRequest,
             answers=(
                 Answer(201, "Made.", Submitted),

@@ -10,10 +10,12 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from fencepost.app import Fencepost
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.handlers import shipped
-from fencepost.settings import Settings, from_environment
+from fencepost.settings import Secret, Settings, from_environment
 from fencepost.store.database import Database
 
 log = logging.getLogger("fencepost.serve")
@@ -25,23 +27,37 @@ DATABASE_PATIENCE_SECONDS = 30.0
 def settings_of(flags: dict[str, Any]) -> Settings:
     """The settings of the environment, with the command's flags on top. Raises InvalidSettings."""
     environment = dict(os.environ)
-    address = flags.pop("http_addr", None)
-    if address is not None:
-        environment["HTTP_ADDR"] = address
+    for flag, variable in (("http_addr", "HTTP_ADDR"), ("queues", "QUEUES")):
+        # Read like the variable, so that both refuse the same in the same words.
+        text = flags.pop(flag, None)
+        if text is not None:
+            environment[variable] = text
     return from_environment(environment, **flags)
 
 
 def application(name: str | None, settings: Settings) -> Fencepost:
-    """The job types to run: those that ship, and those of the caller's own app. Raises InvalidSettings."""
-    app = Fencepost()
+    """
+    What to run: the job types that ship, and the caller's own app with all it brings. Raises InvalidSettings.
+
+    Where that app wasn't told settings of its own it gets *settings*, so that what its handlers enqueue is
+    here too, whatever the command's flags said.
+    """
+    app = Fencepost(settings=settings)
     for type_name, handler, payload in shipped(allow_private=settings.webhook_allow_private):
         app.register(type_name, handler, payload)
     if name is not None:
-        for job_type in _import_app(name).types.values():
-            if job_type.name in app.types:
-                raise InvalidSettings(f"{name} registers {job_type.name!r}, which is the name of a type that ships")
-            app.types[job_type.name] = job_type
+        found = _import_app(name)
+        found.default_to(settings)
+        app.adopt(found)
     return app
+
+
+def settings_with(app: Fencepost, settings: Settings) -> Settings:
+    """The command's settings, with the database and the schema that the caller's app was made with, if it was."""
+    dsn, schema = app.own_address()
+    if dsn is not None:
+        settings = msgspec.structs.replace(settings, database_url=Secret(dsn))
+    return settings if schema is None else msgspec.structs.replace(settings, schema=schema)
 
 
 def _import_app(name: str) -> Fencepost:

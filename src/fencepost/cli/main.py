@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import fencepost
+from fencepost.cli.jobs import jobs
 from fencepost.errors import FencepostError
 
 
@@ -55,6 +56,7 @@ def main() -> None:
       fencepost worker myapp.jobs:app --processes 4
       fencepost migrate --status           what the database's schema has and lacks
       fencepost prune --dry-run            which old jobs would be removed
+      fencepost jobs retry --type send_email --spread 10m
       fencepost load-test --jobs 5000 --fail-rate 0.2
 
     Settings come from the environment; docs/reference/configuration.md lists them.
@@ -67,6 +69,7 @@ def main() -> None:
 @click.option(
     "--processes", type=click.IntRange(0, 256), help="Run the workers in so many processes, with --workers each."
 )
+@click.option("--queues", metavar="NAME,NAME", help="Serve these queues alone.  [default: every queue]")
 @click.option("--http-addr", metavar="HOST:PORT", help="Where the API listens; :PORT is every interface.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where the embedded PostgreSQL keeps its data.")
 @click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
@@ -96,6 +99,7 @@ def serve(app: str | None, **flags: Any) -> None:
 @click.argument("app", required=False, metavar="[MODULE:APP]")
 @click.option("--workers", type=click.IntRange(1, 10_000), help="Jobs that run at once, in each process.  [default: 4]")
 @click.option("--processes", type=click.IntRange(0, 256), help="Run so many processes, and restart those that die.")
+@click.option("--queues", metavar="NAME,NAME", help="Serve these queues alone.  [default: every queue]")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where an embedded PostgreSQL to share has its data.")
 @click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
@@ -110,6 +114,7 @@ def worker(app: str | None, **flags: Any) -> None:
     Examples:
       DATABASE_URL=postgresql://… fencepost worker myapp.jobs:app
       DATABASE_URL=postgresql://… fencepost worker myapp.jobs:app --processes 4 --workers 50
+      DATABASE_URL=postgresql://… fencepost worker myapp.jobs:app --queues mail,reports
     """
     from fencepost.cli.worker import worker as run
 
@@ -117,24 +122,29 @@ def worker(app: str | None, **flags: Any) -> None:
 
 
 @main.command()
+@click.argument("app", required=False, metavar="[MODULE:APP]")
 @click.option("--print", "print_only", is_flag=True, help="Write the SQL to stdout instead; needs no connection.")
 @click.option("--status", is_flag=True, help="Show what is applied and what is missing; change nothing.")
 @click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
-def migrate(print_only: bool, status: bool, schema: str | None) -> None:
+def migrate(app: str | None, print_only: bool, status: bool, schema: str | None) -> None:
     """Bring the schema of DATABASE_URL up to date.
 
     `serve` does this by itself at start; use this command when migrations run under another role, or by
     another tool. With --status the exit code is 4 while steps are missing.
 
+    With MODULE:APP its job types are made known too, and the queues of their jobs: run it before the new version
+    of your program goes out, and workers of the old one leave the new types' jobs to those of the new.
+
     \b
     Examples:
       DATABASE_URL=postgresql://… fencepost migrate
+      DATABASE_URL=postgresql://… fencepost migrate myapp.jobs:app
       fencepost migrate --print > fencepost.sql
       fencepost migrate --status
     """
     from fencepost.cli.migrate import migrate as run
 
-    sys.exit(run(print_only=print_only, status=status, schema=schema))
+    sys.exit(run(app, print_only=print_only, status=status, schema=schema))
 
 
 @main.command()
@@ -243,6 +253,8 @@ def bench(
     payload = b'{"n": 1, "text": "%s"}' % (b"x" * payload_bytes) if payload_bytes else b'{"n": 1}'
     sys.exit(run(kinds=measures, plan=Plan(payload=payload, **plan), repeats=repeat, schema=schema, as_json=as_json))
 
+
+main.add_command(jobs)
 
 if __name__ == "__main__":
     main()

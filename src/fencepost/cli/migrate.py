@@ -6,36 +6,49 @@ import asyncio
 
 import click
 
+from fencepost.app import Fencepost
+from fencepost.cli.application import application, settings_with
 from fencepost.errors import InvalidSettings
-from fencepost.settings import from_environment
+from fencepost.settings import Settings, from_environment
 from fencepost.store import migrate as migrations
 from fencepost.store.database import Database
+from fencepost.store.hints import Hints
+from fencepost.store.job_types import JobTypes
+from fencepost.store.queues import Queues
+from fencepost.worker.maintenance import Declaration
 
 
-def migrate(*, print_only: bool, status: bool, schema: str | None) -> int:
+def migrate(app_name: str | None, *, print_only: bool, status: bool, schema: str | None) -> int:
     """Run the command; returns its exit code."""
     settings = from_environment(schema=schema)
     if print_only:
         click.echo(migrations.script(settings.schema), nl=False)
         return 0
+    app = None if app_name is None else application(app_name, settings)
+    if app is not None:
+        settings = settings_with(app, settings)
     if settings.database_url is None:
         raise InvalidSettings(
             "DATABASE_URL isn't set; the embedded PostgreSQL is migrated by `fencepost serve` when it starts"
         )
     database = Database(settings.database_url.reveal(), schema=settings.schema, connections=2)
-    return asyncio.run(_status(database) if status else _apply(database, settings.partition_days))
+    return asyncio.run(_status(database) if status else _apply(database, settings, app))
 
 
-async def _apply(database: Database, partition_days: int) -> int:
+async def _apply(database: Database, settings: Settings, app: Fencepost | None) -> int:
     await database.open()
     try:
-        done = await migrations.prepare(database, partition_days=partition_days)
+        done = await migrations.prepare(database, partition_days=settings.partition_days)
+        if app is not None:
+            await Declaration(app.types.values(), JobTypes(database), Queues(database, Hints(database))).declare()
     finally:
         await database.close()
     for step in done:
         click.echo(f"applied {step.number:04} {step.name}", err=True)
     if not done:
         click.echo("nothing to do: the schema is up to date", err=True)
+    if app is not None:
+        click.echo(f"declared {len(app.types)} job types", err=True)
     return 0
 
 

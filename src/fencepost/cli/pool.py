@@ -61,7 +61,7 @@ def make_pool(
     """PROCESSES worker processes that import *name*, or else a worker here for *app*, which is the same."""
     if settings.processes and settings.workers:
         return Supervisor(settings, app=name, dsn=dsn, turn=turn, events=events)
-    return WorkerThread(lambda: Worker(dsn, app.types, settings, events))
+    return WorkerThread(lambda: Worker(dsn, app.runtime(), settings, events))
 
 
 def describe(settings: Settings) -> str:

@@ -29,7 +29,7 @@ import fencepost
 from fencepost.api.app import Services, create_app
 from fencepost.api.server import ApiServer, bind_socket, make_server
 from fencepost.app import Fencepost
-from fencepost.cli.application import application, connect, settings_of
+from fencepost.cli.application import application, connect, settings_of, settings_with
 from fencepost.cli.pool import configure_logs, describe, make_pool, started
 from fencepost.cli.signals import StopSignals
 from fencepost.cli.worker_thread import new_event_loop
@@ -38,8 +38,12 @@ from fencepost.errors import FencepostError
 from fencepost.settings import Settings
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
+from fencepost.store.job_types import JobTypes
 from fencepost.store.migrate import prepare
+from fencepost.store.queues import Queues
 from fencepost.telemetry.metrics import Metrics
+from fencepost.worker import maintenance
+from fencepost.worker.tasks import end_all
 
 log = logging.getLogger("fencepost.serve")
 
@@ -55,6 +59,7 @@ def serve(app_name: str | None, flags: dict[str, Any]) -> int:
     settings = settings_of(flags)
     turn = configure_logs(settings)
     app = application(app_name, settings)
+    settings = settings_with(app, settings)
     # The port first: a second service on this machine should hear that it is taken before anything has started.
     with (
         bind_socket(settings) as listening,
@@ -99,6 +104,9 @@ class _Service:
         self._database = Database(dsn, schema=settings.schema, connections=settings.database_connections)
         self._pool = make_pool(settings, app, name=name, dsn=dsn, turn=turn, events=self._metrics)
         self._hints = Hints(self._database, local=self._pool.wake)
+        self._declaration = maintenance.Declaration(
+            app.types.values(), JobTypes(self._database), Queues(self._database, self._hints)
+        )
         services = Services.of(settings, app.types, self._database, self._hints, metrics=self._metrics)
         self._readiness = services.readiness
         self._server: ApiServer = make_server(create_app(services), settings)
@@ -112,6 +120,7 @@ class _Service:
             await started(self._pool, self._signals.stop)
         serving = asyncio.create_task(self._server.serve(sockets=[listening]), name="fencepost-http")
         watching = asyncio.create_task(self._watch_embedded(), name="fencepost-embedded")
+        declaring = asyncio.create_task(self._declare_types(), name="fencepost-declaration")
         self._greet(listening.getsockname()[:2])
         stopped = asyncio.create_task(self._signals.stop.wait())
         awaited: list[asyncio.Future[Any]] = [serving, stopped, self._pool.failed]
@@ -119,6 +128,7 @@ class _Service:
         failed = serving.done() or self._pool.failed.done()
         await self._shut_down(serving)
         watching.cancel()
+        await end_all(declaring)
         await self._hints.close()
         await self._database.close()
         return 1 if failed else 0
@@ -132,6 +142,12 @@ class _Service:
         await asyncio.wait([serving])
         stubborn = await self._pool.drain(self._settings.shutdown_timeout_seconds)
         log.info("stopped", extra={"handlers_left": stubborn})
+
+    async def _declare_types(self) -> None:
+        """Say again and again which types are known here: workers that don't leave their jobs to others."""
+        await maintenance.repeat(
+            "declaring job types", self._declaration.declare, every_seconds=maintenance.DECLARATION_SECONDS
+        )
 
     async def _watch_embedded(self) -> None:
         """Start the embedded PostgreSQL again should it die."""

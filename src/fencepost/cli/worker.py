@@ -15,7 +15,7 @@ import click
 
 import fencepost
 from fencepost.app import Fencepost
-from fencepost.cli.application import application, connect, settings_of
+from fencepost.cli.application import application, connect, settings_of, settings_with
 from fencepost.cli.pool import configure_logs, describe, make_pool, started
 from fencepost.cli.signals import StopSignals
 from fencepost.cli.worker_thread import new_event_loop
@@ -37,6 +37,7 @@ def worker(app_name: str | None, flags: dict[str, Any]) -> int:
         raise InvalidSettings("WORKERS is 0, and a worker without the API would do nothing; set it to 1 or more")
     turn = configure_logs(settings)
     app = application(app_name, settings)
+    settings = settings_with(app, settings)
     dsn, where = _database(settings)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_Workers(settings, app, name=app_name, dsn=dsn, turn=turn).run(where))

@@ -1,1 +1,13 @@
-"""What a program holds to hand in jobs and to wait for them."""
+"""
+How jobs are enqueued, waited for and looked at, from Python.
+
+    job        a declared function, as its callers hold it
+    options    what one enqueue may ask for
+    producer   from calls to stored jobs, in our connections or the caller's
+    draft      jobs on their way, and the functions around them
+    handle     what an enqueue gives back
+    watching   waiting for a job's end
+    clients    connections, one set for each event loop; address, where to
+    portal     a loop for sync callers
+    access     looking at jobs, and changing them
+"""

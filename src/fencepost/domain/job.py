@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -112,10 +113,10 @@ class Unique(msgspec.Struct, frozen=True, kw_only=True):
     """No second job of one type with this key, as long as the first stands in the way."""
 
     key: str
-    until: UniqueUntil = UniqueUntil.FINISHED
+    until: UniqueUntil | Literal["started", "finished", "period"] = UniqueUntil.FINISHED
     period_seconds: float | None = None
     """With `until=period`: for how long."""
-    mode: UniqueMode = UniqueMode.SKIP
+    mode: UniqueMode | Literal["skip", "replace", "earliest", "latest"] = UniqueMode.SKIP
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,7 +113,8 @@ def snoozed(lease: Lease, seconds: float) -> Outcome:
         token=lease.token,
         ending=Ending.SNOOZED,
         status=Status.PENDING,
-        delay_seconds=min(max(seconds, 0.0), Limits.DELAY_SECONDS),
+        # In this order a NaN, which no statement takes, is 0.
+        delay_seconds=min(max(0.0, seconds), Limits.DELAY_SECONDS),
     )
 
 
@@ -128,21 +129,65 @@ def permanent(lease: Lease, error_type: str, message: str) -> Outcome:
     return _ended(lease, Ending.PERMANENT, Status.FAILED, (error_type, clean_text(message, MESSAGE_CHARACTERS), None))
 
 
+class Verdict(enum.StrEnum):
+    """What an exception makes of its attempt."""
+
+    RETRY = "retry"
+    FINAL = "final"
+    CANCEL = "cancel"
+    SNOOZE = "snooze"
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception in words, and its verdict: all that an outcome needs, without the exception."""
+
+    verdict: Verdict
+    error_type: str = ""
+    error: str = ""
+    traceback: str | None = None
+    seconds: float | None = None
+    """How long the job is to wait, if the exception says."""
+
+
 def failed(lease: Lease, error: BaseException, policy: Policy) -> Outcome:
     """The handler raised *error*. What can't be printed of it is replaced, never raised."""
+    return judged(lease, judge(error, policy), policy)
+
+
+def judge(error: BaseException, policy: Policy) -> Judgement:
+    """Say what *error* makes of an attempt. Asks *policy* only which errors are final. Never raises."""
     # Attributes are looked for with care: a subclass may have forgotten to call ours.
     if isinstance(error, Snooze) and isinstance(seconds := getattr(error, "seconds", None), int | float):
-        return snoozed(lease, seconds)
-    described = describe(error)
+        return Judgement(verdict=Verdict.SNOOZE, seconds=seconds)
+    error_type, message, trace = describe(error)
+    after = getattr(error, "after", None) if isinstance(error, Retry) else None
+    verdict = Verdict.RETRY
     if isinstance(error, Cancel):
+        verdict = Verdict.CANCEL
+    elif not isinstance(error, Retry) and policy.is_final(error):
+        verdict = Verdict.FINAL
+    return Judgement(
+        verdict=verdict,
+        error_type=error_type,
+        error=message,
+        traceback=trace,
+        seconds=after if isinstance(after, int | float) else None,
+    )
+
+
+def judged(lease: Lease, judgement: Judgement, policy: Policy) -> Outcome:
+    """The handler raised, here or elsewhere, and it was judged."""
+    if judgement.verdict is Verdict.SNOOZE:
+        return snoozed(lease, judgement.seconds or 0.0)
+    described = judgement.error_type, judgement.error, judgement.traceback
+    if judgement.verdict is Verdict.CANCEL:
         return _ended(lease, Ending.CANCELLED, Status.CANCELLED, described)
-    after = getattr(error, "after", None)
-    if isinstance(error, Retry) and isinstance(after, int | float):
-        delay = max(policy.delay(lease.attempt), min(after, DELAY_CEILING_SECONDS))
-        return _retryable(lease, Ending.FAILED, delay, described)
-    if not isinstance(error, Retry) and policy.is_final(error):
+    if judgement.verdict is Verdict.FINAL:
         return _ended(lease, Ending.PERMANENT, Status.FAILED, described)
-    return _retryable(lease, Ending.FAILED, policy.delay(lease.attempt), described)
+    delay = policy.delay(lease.attempt)
+    if judgement.seconds is not None:
+        delay = max(delay, min(judgement.seconds, DELAY_CEILING_SECONDS))
+    return _retryable(lease, Ending.FAILED, delay, described)
 
 
 def describe(error: BaseException) -> tuple[str, str, str | None]:

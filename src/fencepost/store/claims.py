@@ -95,6 +95,8 @@ class Extension(msgspec.Struct, frozen=True):
     id: UUID
     token: int
     cancel_requested: bool
+    busy: bool = False
+    """Somebody has it locked just now: it wasn't renewed, and nobody else can take it."""
 
 
 def read_claim(rows: Sequence[Row], queue_id: int, queue: str, *, aging_seconds: float) -> Claim:
@@ -121,6 +123,8 @@ def read_claim(rows: Sequence[Row], queue_id: int, queue: str, *, aging_seconds:
                 request_id=job["request_id"],
             )
         )
+        if job["snapshot"] is not None:
+            leases[-1] = _with_more(leases[-1], job["snapshot"])
     if not heads:
         return Claim(leases=leases, lanes=[], snapshot=None, seen_at=None)
     return Claim(
@@ -129,6 +133,27 @@ def read_claim(rows: Sequence[Row], queue_id: int, queue: str, *, aging_seconds:
         seen_at=heads[0]["seen_at"],
         snapshot=Snapshot.parse(heads[0]["snapshot"]),
         transaction=heads[0]["transaction"],
+    )
+
+
+class _More(msgspec.Struct):
+    """What a few jobs have beside the rest."""
+
+    tags: tuple[str, ...]
+    metadata: msgspec.Raw
+    trace_context: str | None
+    expired: bool
+
+
+def _with_more(lease: Lease, text: str) -> Lease:
+    more = msgspec.json.decode(text, type=_More)
+    metadata = bytes(more.metadata).decode()
+    return msgspec.structs.replace(
+        lease,
+        tags=more.tags,
+        metadata=None if metadata == "null" else metadata,
+        trace_context=more.trace_context,
+        expired=more.expired,
     )
 
 

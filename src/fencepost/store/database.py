@@ -45,6 +45,16 @@ _SESSION = {
     "plan_cache_mode": "force_generic_plan",
 }
 
+
+def look_first(schema: str) -> None:
+    """
+    Have every session that this process opens from now on look for functions in *schema* before PostgreSQL's own.
+
+    For tests, which put a clock of theirs there. In a database without such a schema it changes nothing.
+    """
+    _SESSION["search_path"] = f"{statements.quote_schema(schema)}, pg_catalog"
+
+
 HOT_SESSION = {
     # The hot tables look empty to ANALYZE and are full of dead rows: only index scans driven by the
     # parameters stay fast there.

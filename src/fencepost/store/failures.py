@@ -73,3 +73,8 @@ def first_line(error: BaseException) -> str:
     """What an error says, without the details that follow."""
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def waited_too_long(error: BaseException) -> bool:
+    """Whether *error* stands for a lock that wasn't to be had in time."""
+    return isinstance(error.__cause__, asyncpg.LockNotAvailableError)

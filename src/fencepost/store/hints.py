@@ -6,7 +6,8 @@ serialises the commits of all transactions that notify, so one a job would put e
 producer in line. Instead the first enqueue after a quiet moment carries a hint, and
 the ones that follow within `QUIET_SECONDS` share a single trailing one.
 
-Payloads: `due 3,17` (queues with something to claim) and `cancel 3 <job id>`.
+Payloads: `due 3,17` (queues with something to claim) and `cancel 3 <job id>`; `watch 3 <job id>` (somebody waits for
+this job's end) and the answer to that, `done <job id>,<job id>`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,26 @@ QUIET_SECONDS = 0.005
 """The least time between two hints for one queue; so also the most that a hint can be late."""
 _MOST_QUEUES = 500
 """Queue ids a hint may carry: a payload has to stay under 8,000 bytes."""
+
+
+MOST_DONE = 200
+"""Job ids that a `done` may carry, for the same reason."""
+
+
+def watch_hint(queue_id: int, job_id: UUID) -> str:
+    """Tell workers that somebody waits for a job's end."""
+    return f"watch {queue_id} {job_id}"
+
+
+def done_hint(job_ids: Iterable[UUID]) -> str:
+    """Tell whoever waits that these jobs, `MOST_DONE` at the most, have ended."""
+    return "done " + ",".join(map(str, job_ids))
+
+
+def done_ids(hint: str) -> frozenset[UUID]:
+    """The jobs of which a `done` tells; none of any other hint. Raises ValueError for what isn't one of ours."""
+    kind, _, rest = hint.partition(" ")
+    return frozenset(map(UUID, rest.split(","))) if kind == "done" else frozenset()
 
 
 class Hints:

@@ -13,16 +13,29 @@ the locks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from fencepost.domain.job import Attempt, Job, NewJob, Status
-from fencepost.errors import JobNotFound, KeyConflict, WrongStatus
-from fencepost.store.database import Database, Querier, Row
+from fencepost.errors import DatabaseUnavailable, JobNotFound, WrongStatus
+from fencepost.store.database import Database, Row
+from fencepost.store.enqueueing import (
+    Answer,
+    Differing,
+    Enqueued,
+    Record,
+    decode_answer,
+    due_soon,
+    encode_records,
+    outcomes,
+    record_of,
+    stirred,
+    verdicts,
+)
+from fencepost.store.failures import waited_too_long
 from fencepost.store.hints import Hint, Hints
 from fencepost.store.merging import Merger
 from fencepost.store.queues import Queues
@@ -31,44 +44,8 @@ RACE_ROUNDS = 5
 """How often an operation by id looks again when the job was just moving."""
 
 
-class Enqueued(msgspec.Struct, frozen=True):
-    """What became of one job of an enqueue."""
-
-    id: UUID
-    replayed: bool
-    """True when its idempotency key had made this job before."""
-    created_at: Any = None
-    run_at: Any = None
-
-
-class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A job as `enqueue.sql` and `replay.sql` read it. What is left out costs nothing to send and to parse."""
-
-    id: UUID
-    queue_id: int
-    type: str
-    payload: msgspec.Raw
-    max_attempts: int
-    priority: int = 0
-    timeout_seconds: float | None = None
-    run_at: datetime | None = None
-    delay_microseconds: int | None = None
-    idempotency_key: str | None = None
-    schedule: str | None = None
-    request_id: str | None = None
-
-    def stored(self, created_at: datetime) -> Enqueued:
-        """What became of it, at that time of the database's. It is due when the statement says, too."""
-        due = created_at
-        if self.run_at is not None:
-            due = max(self.run_at.astimezone(UTC), created_at)
-        elif self.delay_microseconds:
-            due = created_at + timedelta(microseconds=self.delay_microseconds)
-        return Enqueued(self.id, replayed=False, created_at=created_at, run_at=due)
-
-
-class _KeyVanished(Exception):
-    """An idempotency key was in the way of an insert and then wasn't there: retention removed it in between."""
+class _Contended(Exception):
+    """An idempotency key or a unique one of several callers' jobs is in the hands of another transaction."""
 
 
 class Jobs:
@@ -78,65 +55,87 @@ class Jobs:
         self._database = database
         self._queues = queues
         self._hints = hints
-        self._merger = Merger(self._insert)
+        self._plain = Merger(self._insert_plain)
+        # Apart, since a key may be in the hands of somebody's long transaction.
+        self._keyed = Merger(self._insert_keyed)
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """
         Store *jobs*, all or none, and wake workers when they are committed.
 
         A job whose idempotency key made the same request's job before is not stored
-        again: its entry names that job. Answers come in the order of *jobs*.
+        again, and one whose unique key another job holds may not be: its entry names that
+        job and says what was done. Answers come in the order of *jobs*.
 
-        Raises KeyConflict when a key was used for another request (then nothing at all
-        is stored) and DatabaseUnavailable when it isn't known whether they were stored:
-        the same call again is safe for jobs with a key.
+        Raises KeyConflict when an idempotency key was used for another request (then nothing
+        at all is stored) and DatabaseUnavailable when it isn't known whether they were
+        stored: the same call again is safe for jobs with an idempotency key.
         """
         places = {place: await self._queues.ensure(*place) for place in {(job.queue, job.priority) for job in jobs}}
-        records = [_record(job, places[job.queue, job.priority]) for job in jobs]
+        records = [record_of(job, places[job.queue, job.priority]) for job in jobs]
+        if len(records) != 1:
+            return await self._enqueue_all(records) if records else []
+        if records[0].is_plain:
+            return [await self._plain.put(records[0])]
+        verdict = await self._keyed.put(records[0])
+        if isinstance(verdict, Enqueued):
+            return [verdict]
+        if verdict.key_gone:
+            return await self._enqueue_all(records)
+        raise verdict.refusal(records[0])
+
+    async def _enqueue_all(self, records: list[Record]) -> list[Enqueued]:
+        """Several jobs, all or none. Raises KeyConflict."""
+        if all(record.is_plain for record in records):
+            return await self._insert_plain(records)
         for _ in range(RACE_ROUNDS):
-            with suppress(_KeyVanished):
-                return await (self._enqueue_one(records[0]) if len(records) == 1 else self._enqueue_all(records))
-        raise KeyConflict("the job of this idempotency key is being removed right now; try again")
+            answer = await self._send(records)
+            if not any(one.key_gone for one in answer.differing):
+                break
+        return outcomes(answer, records)
 
-    async def _enqueue_one(self, record: _Record) -> list[Enqueued]:
-        """One job, in a statement shared with whoever else is enqueueing. Raises _KeyVanished."""
-        return [await self._merger.put(record) or await self._replay(self._database, record)]
+    async def _insert_plain(self, records: Sequence[Record]) -> list[Enqueued]:
+        """Store records without keys, of one caller or of several, and wake workers."""
+        soon = due_soon(records, datetime.now(UTC))
+        hint = self._hints.offer(soon)
+        if len(records) == 1:
+            created_at = await self._send_one(records[0], hint)
+        else:
+            created_at = await self._send_plain(records, hint)
+        self._hints.committed(soon)
+        return [record.stored(created_at) for record in records]
 
-    async def _enqueue_all(self, records: list[_Record]) -> list[Enqueued]:
-        """Several jobs, all or none. Raises _KeyVanished."""
-        if not any(record.idempotency_key for record in records):
-            return [stored for stored in await self._insert(records) if stored is not None]
-        queue_ids = _queue_ids(records)
-        # A conflict must undo the rest of the request, so the look at the keys is in the same transaction.
-        async with self._database.transaction() as session:
-            found = await self._send(session, records, self._hints.offer(queue_ids))
-            answers = [
-                stored or await self._replay(session, record) for record, stored in zip(records, found, strict=True)
-            ]
-        self._hints.committed(queue_ids)
-        return answers
+    async def _insert_keyed(self, records: Sequence[Record]) -> list[Enqueued | Differing]:
+        """Store what can be stored of several callers' records. Raises _Contended, and then nothing is."""
+        try:
+            return verdicts(await self._send(records, whole=len(records) == 1), records)
+        except DatabaseUnavailable as error:
+            if len(records) > 1 and waited_too_long(error):
+                raise _Contended from error
+            raise
 
-    async def _insert(self, records: Sequence[_Record]) -> list[Enqueued | None]:
-        """Store records in a transaction of their own, and wake workers. None for one whose key exists already."""
-        queue_ids = _queue_ids(records)
-        stored = await self._send(self._database, records, self._hints.offer(queue_ids))
-        self._hints.committed(queue_ids)
-        return stored
-
-    async def _send(self, session: Querier, records: Sequence[_Record], hint: Hint) -> list[Enqueued | None]:
-        if len(records) == 1 and records[0].idempotency_key is None:
-            return [await self._send_one(session, records[0], hint)]
-        head, *keyed = await session.fetch(
-            "enqueue", jobs=msgspec.json.encode(records), channel=self._database.channel, hint=hint
+    async def _send(self, records: Sequence[Record], *, whole: bool = True) -> Answer:
+        """Store records in one statement, and wake workers."""
+        rows = await self._database.fetch(
+            "enqueue",
+            jobs=encode_records(records),
+            whole=whole,
+            channel=self._database.channel,
+            hint=self._hints.offer(due_soon(records, datetime.now(UTC))),
         )
-        created_at, new = head["created_at"], {row["id"] for row in keyed}
-        return [
-            record.stored(created_at) if record.idempotency_key is None or record.id in new else None
-            for record in records
-        ]
+        answer = decode_answer(rows[0]["answer"])
+        self._hints.committed(stirred(answer, records))
+        return answer
 
-    async def _send_one(self, session: Querier, record: _Record, hint: Hint) -> Enqueued:
-        rows = await session.fetch(
+    async def _send_plain(self, records: Sequence[Record], hint: Hint) -> datetime:
+        rows = await self._database.fetch(
+            "enqueue_plain", jobs=encode_records(records), channel=self._database.channel, hint=hint
+        )
+        created_at: datetime = rows[0]["created_at"]
+        return created_at
+
+    async def _send_one(self, record: Record, hint: Hint) -> datetime:
+        rows = await self._database.fetch(
             "enqueue_one",
             id=record.id,
             queue_id=record.queue_id,
@@ -148,29 +147,16 @@ class Jobs:
             run_at=record.run_at,
             delay_microseconds=record.delay_microseconds,
             request_id=record.request_id,
+            tags=record.tags,
+            metadata=None if record.metadata is None else bytes(record.metadata),
+            trace_context=record.trace_context,
+            expires_at=record.expires_at,
+            expires_microseconds=record.expires_microseconds,
             channel=self._database.channel,
             hint=hint,
         )
-        return record.stored(rows[0]["created_at"])
-
-    async def _replay(self, session: Querier, record: _Record) -> Enqueued:
-        """What a key that exists has made. Raises KeyConflict; _KeyVanished when it was removed just now."""
-        rows = await session.fetch("replay", job=msgspec.json.encode(record))
-        if not rows:
-            raise _KeyVanished
-        if rows[0]["job_gone"]:
-            # Keys may be kept for longer than jobs. Whether this request is the same can't be told any more, and a
-            # second job is what the key is there to prevent.
-            raise KeyConflict(
-                f"the idempotency key {record.idempotency_key!r} already made job {rows[0]['id']}, which has ended "
-                "and was removed since; use a new key for a new request"
-            )
-        if not rows[0]["same"]:
-            raise KeyConflict(
-                f"the idempotency key {record.idempotency_key!r} already made job {rows[0]['id']} from another "
-                "request; use a new key for a new request"
-            )
-        return Enqueued(id=rows[0]["id"], replayed=True)
+        created_at: datetime = rows[0]["created_at"]
+        return created_at
 
     async def get(self, job_id: UUID) -> Job:
         """Read a job as it is now. Raises JobNotFound."""
@@ -246,29 +232,11 @@ def job_of_row(row: Row) -> Job:
     fields: dict[str, Any] = dict(row)
     fields["status"] = Status(fields["status"])
     fields["payload"] = msgspec.Raw(fields["payload"])
-    fields["result"] = None if fields["result"] is None else msgspec.Raw(fields["result"])
+    for name in ("result", "metadata", "progress"):
+        if fields.get(name) is not None:
+            fields[name] = msgspec.Raw(fields[name])
+    fields["tags"] = fields.get("tags") or []
     return Job(**fields)
-
-
-def _queue_ids(records: Sequence[_Record]) -> set[int]:
-    return {record.queue_id for record in records}
-
-
-def _record(job: NewJob, queue_id: int) -> _Record:
-    return _Record(
-        id=job.id,
-        queue_id=queue_id,
-        type=job.type,
-        payload=msgspec.Raw(job.payload),
-        max_attempts=job.max_attempts,
-        priority=job.priority,
-        timeout_seconds=job.timeout_seconds,
-        run_at=job.run_at,
-        delay_microseconds=None if job.delay_seconds is None else round(job.delay_seconds * 1_000_000),
-        idempotency_key=job.idempotency_key,
-        schedule=None if job.idempotency_key is None else job.schedule,
-        request_id=job.request_id,
-    )
 
 
 def _not_found(job_id: UUID) -> JobNotFound:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
 import msgspec
 
+from fencepost.domain.fields import check_tags
 from fencepost.domain.ids import first_id_at
 from fencepost.domain.job import Job, Status
-from fencepost.errors import QueueNotFound
-from fencepost.store.database import Database
+from fencepost.domain.requests import check_queue
+from fencepost.errors import InvalidJob, QueueNotFound
+from fencepost.store.database import Database, Querier
 from fencepost.store.jobs import job_of_row
 from fencepost.store.queues import Queues
 
@@ -32,6 +35,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     status: Status | None = None
     type: str | None = None
     queue: str | None = None
+    tag: str | None = None
+    """A job that has this tag, among others perhaps."""
     since: datetime | None = None
     until: datetime | None = None
 
@@ -40,6 +45,13 @@ class Page(msgspec.Struct, frozen=True):
     """Some jobs, and where to go on: None when there are no more."""
 
     jobs: list[Job]
+    next_before: UUID | None
+
+
+class Places(msgspec.Struct, frozen=True):
+    """The ids of some jobs with their queues', and where to go on: None when there are no more."""
+
+    found: list[tuple[UUID, int]]
     next_before: UUID | None
 
 
@@ -61,21 +73,81 @@ class Listing:
             queue_id = None if which.queue is None else await self._queues.id_of(which.queue)
         except QueueNotFound:
             return Page([], None)
-        values: dict[str, object] = {
-            "before": min(before or _LAST_ID, first_id_at(which.until) if which.until is not None else _LAST_ID),
-            "not_before": first_id_at(which.since) if which.since is not None else UUID(int=0),
-            "scan_rows": SCAN_ROWS,
-            "page_rows": limit + 1,
-            "type": which.type,
-            "queue_id": queue_id,
-        }
-        name = _STATEMENTS.get(which.status, "list_unsuccessful")
-        if name == "list_unsuccessful":
-            values["status"] = which.status
+        name = statement_for(which.status)
         async with self._database.transaction(snapshot=True) as session:
-            rows = await session.fetch(name, **values)
-            ids = [row["id"] for row in rows if row["matched"]]
-            records = await session.fetch("read_jobs", ids=ids[:limit]) if ids else []
-        looked_until = next((row["id"] for row in rows if not row["matched"]), None)
-        next_before = ids[limit - 1] if len(ids) > limit else looked_until
-        return Page([job_of_row(row) for row in records], next_before)
+            places = await find(session, name, which, queue_id=queue_id, limit=limit, before=before)
+            ids = [job_id for job_id, _ in places.found]
+            records = await session.fetch("read_jobs", ids=ids) if ids else []
+        return Page([job_of_row(row) for row in records], places.next_before)
+
+    async def named(self, which: Filter, ids: Sequence[UUID]) -> list[Job]:
+        """Read those of these jobs that match, newest first."""
+        found: list[Job] = []
+        for start in range(0, len(ids), SCAN_ROWS):
+            rows = await self._database.fetch("read_jobs", ids=list(ids[start : start + SCAN_ROWS]))
+            found += [job_of_row(row) for row in rows]
+        return [job for job in found if _matches(job, which)]
+
+
+def check(which: Filter) -> None:
+    """Raise InvalidJob, naming the condition, for one that no job could ever meet."""
+    for name, value in (("type", which.type), ("queue", which.queue)):
+        if value is not None:
+            try:
+                check_queue(value)
+            except InvalidJob as error:
+                raise InvalidJob(error.message, field=name) from None
+    if which.tag is not None:
+        try:
+            check_tags([which.tag])
+        except InvalidJob as error:
+            raise InvalidJob(error.message, field="tag") from None
+    for name, moment in (("since", which.since), ("until", which.until)):
+        if moment is not None and moment.tzinfo is None:
+            raise InvalidJob(f"has no time zone: {moment.isoformat()}", field=name)
+
+
+def _matches(job: Job, which: Filter) -> bool:
+    return (
+        which.status in (None, job.status)
+        and which.type in (None, job.type)
+        and which.queue in (None, job.queue)
+        and (which.tag is None or which.tag in job.tags)
+        and (which.since is None or job.id >= first_id_at(which.since))
+        and (which.until is None or job.id < first_id_at(which.until))
+    )
+
+
+def statement_for(status: Status | None) -> str:
+    """The statement that lists the jobs in one status, or in any."""
+    return _STATEMENTS.get(status, "list_unsuccessful")
+
+
+async def find(
+    session: Querier,
+    statement: str,
+    which: Filter,
+    *,
+    queue_id: int | None,
+    limit: int,
+    before: UUID | None,
+    ids: Sequence[UUID] | None = None,
+) -> Places:
+    """Find up to *limit* jobs that match and are older than *before*, by a statement that looks where they are."""
+    values: dict[str, object] = {
+        "before": min(before or _LAST_ID, first_id_at(which.until) if which.until is not None else _LAST_ID),
+        "not_before": first_id_at(which.since) if which.since is not None else UUID(int=0),
+        "type": which.type,
+        "queue_id": queue_id,
+        "tag": which.tag,
+    }
+    if ids is not None:
+        values["ids"] = ids
+    else:
+        values |= {"scan_rows": SCAN_ROWS, "page_rows": limit + 1}
+    if statement == "list_unsuccessful":
+        values["status"] = which.status
+    rows = await session.fetch(statement, **values)
+    found = [(row["id"], row["queue_id"]) for row in rows if row["matched"]]
+    looked_until = next((row["id"] for row in rows if not row["matched"]), None)
+    return Places(found[:limit], found[limit - 1][0] if len(found) > limit else looked_until)

@@ -10,7 +10,7 @@ and hears only of what went wrong with its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Generic, TypeVar
 
 from fencepost.errors import DatabaseUnavailable
@@ -74,9 +74,12 @@ class Merger(Generic[Record, Answer]):
 
     def _begin(self) -> None:
         self._under_way += 1
-        flush = asyncio.get_running_loop().create_task(self._flush(), name="fencepost-enqueue")
-        self._flushes.add(flush)
-        flush.add_done_callback(self._flushes.discard)
+        self._start(self._flush())
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="fencepost-enqueue")
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
 
     def _end(self) -> None:
         self._under_way -= 1
@@ -103,9 +106,11 @@ class Merger(Generic[Record, Answer]):
             if len(taken) == 1:
                 _fail(taken[0][1], error)
                 return
-            # One of them can't be stored; the others must not hear of it.
-            for one in taken:
-                await self._send([one])
+            # One of them can't be stored, or has to wait; the others must not hear of it. Whoever comes next doesn't
+            # wait for it either.
+            middle = len(taken) // 2
+            for part in (taken[:middle], taken[middle:]):
+                self._start(self._send(part))
         else:
             for (_, stored), answer in zip(taken, answers, strict=True):
                 if not stored.done():

@@ -92,8 +92,29 @@ def script(schema: str) -> str:
         qualify(_VERSION_TABLE, schema).strip() + ";",
     ]
     for step in steps():
-        parts.append(f"begin;\n{qualify(step.source, schema).strip()}\n{_recording(step, schema)};\ncommit;")
+        parts.append("begin;\n{};\n{};\ncommit;".format(*(text.rstrip(";") for text in statements(step, schema))))
     return "\n\n".join(parts) + "\n"
+
+
+def opening(schema: str) -> list[str]:
+    """
+    What must come first in a transaction that isn't ours: the lock, the schema, and the table of its steps.
+
+    With `statements` it is all that another migration tool needs. Whoever holds the lock is the only one
+    who changes the schema, until the transaction ends.
+    """
+    return [
+        _locking(schema),
+        # Where it exists, a role that may not create schemas can go on.
+        f"do $$ begin if not exists (select from pg_namespace where nspname = '{schema}') then "
+        f"create schema {quote_schema(schema)}; end if; end $$",
+        qualify(_VERSION_TABLE, schema).strip(),
+    ]
+
+
+def statements(step: Step, schema: str) -> list[str]:
+    """What applies *step*, and what records that; the first may hold many statements."""
+    return [qualify(step.source, schema).strip(), _recording(step, schema)]
 
 
 async def applied(database: Database) -> list[Applied]:
@@ -186,11 +207,7 @@ async def _migrate(connection: Any, schema: str) -> list[Step]:
         # The lock belongs to the transaction, so a pooler can't strand it on another session.
         async with connection.transaction():
             await connection.execute("set local lock_timeout = 0")
-            await connection.execute(
-                "select pg_advisory_xact_lock(hashtextextended('fencepost migrations ' || $1, 0))".replace(
-                    "$1", "'" + schema.replace("'", "''") + "'"
-                )
-            )
+            await connection.execute(_locking(schema))
             await connection.execute("set local lock_timeout = '3s'")
             if not await connection.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
                 await connection.execute(f"create schema {quote_schema(schema)}")
@@ -220,6 +237,11 @@ async def _applied(connection: Any, schema: str) -> list[Applied]:
         )
     )
     return [Applied(**dict(row)) for row in rows]
+
+
+def _locking(schema: str) -> str:
+    name = schema.replace("'", "''")
+    return f"select pg_advisory_xact_lock(hashtextextended('fencepost migrations {name}', 0))"
 
 
 def _recording(step: Step, schema: str) -> str:

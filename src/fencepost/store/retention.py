@@ -1,5 +1,5 @@
 """
-Remove what has been kept long enough: finished jobs with all that is theirs, and idempotency keys.
+Remove what has been kept long enough: finished jobs with all that is theirs, idempotency keys, and unique keys.
 
 Two ways. A time range whose jobs are all past their time but a few is surveyed in small
 steps and then dropped, with its survivors moved to the default partitions; that costs the
@@ -218,6 +218,17 @@ class Retention:
             )
         )
         return Step(row["looked"], row["last_id"], 0, row["keys"])
+
+    async def remove_unique_keys(self, *, after: tuple[str, str], rows: int) -> tuple[int, tuple[str, str] | None]:
+        """
+        Remove what keeps nothing away any more among the next *rows* unique keys behind *after*.
+
+        Returns how many went, and where the next step goes on; None when there was nothing to look at.
+        """
+        row = _turn(
+            await self._database.fetch("prune_unique_keys", after_type=after[0], after_key=after[1], max_rows=rows)
+        )
+        return row["keys"], (row["last_type"], row["last_key"]) if row["looked"] else None
 
     async def count(self, *, after: UUID, before: UUID, rows: int) -> Step:
         """Count what is past its time among the next *rows* finished jobs of a range. Changes nothing."""

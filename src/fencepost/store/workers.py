@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -13,6 +13,10 @@ from fencepost.domain.outcome import Outcome
 from fencepost.store.claims import Claim, DueQueue, Extension, Position, Recovery, Snapshot, read_claim
 from fencepost.store.database import Database
 from fencepost.store.migrate import PARTITIONS_AHEAD
+
+
+class LeaseBusy(Exception):
+    """Somebody has the lease locked just now; nothing was written."""
 
 
 class WorkerStore:
@@ -94,7 +98,11 @@ class WorkerStore:
         return _statuses(outcomes, {(row["id"], row["token"]): row["status"] for row in rows})
 
     async def extend(self, queue_id: int, held: Sequence[tuple[UUID, int]], *, lease_seconds: float) -> list[Extension]:
-        """Renew leases from now on. One that is missing from the answer is lost."""
+        """
+        Renew leases from now on. One that is missing from the answer is lost.
+
+        Never waits: one that somebody has locked is `busy` in the answer and isn't renewed.
+        """
         rows = await self.database.fetch(
             "extend",
             queue_id=queue_id,
@@ -102,7 +110,53 @@ class WorkerStore:
             tokens=[token for _, token in held],
             lease_seconds=lease_seconds,
         )
-        return [Extension(row["id"], row["token"], row["cancel_requested"]) for row in rows]
+        return [Extension(row["id"], row["token"], row["cancel_requested"], row["busy"]) for row in rows]
+
+    async def settle_apart(self, queue_id: int, outcome: Outcome) -> Status | None:
+        """
+        Write how one attempt ended, unless somebody has its lease locked; answers as `settle` does.
+
+        For attempts that may be completing in an open transaction of their handler's: waiting for
+        that would hold up whatever else is to be written. Raises LeaseBusy.
+        """
+        lease = {"id": outcome.id, "queue_id": queue_id, "token": outcome.token}
+        async with self.database.transaction() as transaction:
+            rows = await transaction.fetch("lock_lease", **lease)
+            if rows and not rows[0]["locked"]:
+                raise LeaseBusy
+            rows = await transaction.fetch("settle", queue_id=queue_id, **_ends([outcome]))
+        return _statuses([outcome], {(row["id"], row["token"]): row["status"] for row in rows})[0]
+
+    async def completed(self, queue_id: int, ended: Sequence[tuple[UUID, int]]) -> set[tuple[UUID, int]]:
+        """Which of these attempts, named by id and token, have completed their jobs."""
+        rows = await self.database.fetch(
+            "completed",
+            queue_id=queue_id,
+            ids=[job_id for job_id, _ in ended],
+            tokens=[token for _, token in ended],
+        )
+        return {(row["id"], row["token"]) for row in rows}
+
+    async def write_progress(self, queue_id: int, progress: Mapping[tuple[UUID, int], bytes]) -> set[tuple[UUID, int]]:
+        """
+        Keep how far attempts are, by id and token, as JSON text.
+
+        Returns those whose lease somebody had locked, so that nothing was written: try those again.
+        """
+        rows = await self.database.fetch(
+            "progress",
+            queue_id=queue_id,
+            ids=[job_id for job_id, _ in progress],
+            tokens=[token for _, token in progress],
+            progress=msgspec.json.encode(
+                {f"{job_id} {token}": msgspec.Raw(raw) for (job_id, token), raw in progress.items()}
+            ),
+        )
+        return {(row["id"], row["token"]) for row in rows}
+
+    async def notify(self, hint: str) -> None:
+        """Send a hint to whoever listens on the schema's channel."""
+        await self.database.fetch("notify", channel=self.database.channel, hint=hint)
 
     async def cancel_requests(self, queue_id: int, ids: Sequence[UUID]) -> list[tuple[UUID, int]]:
         """Which of these running jobs somebody wants stopped, as (id, token)."""

@@ -38,6 +38,15 @@ class PayloadDecoder(Protocol):
         ...
 
 
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource that a function takes from its worker."""
+
+    parameter: str
+    name: str | None
+    """The resource's name; None is by *annotation*."""
+    annotation: Any
+
+
 class JobType(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of job that can be run."""
 
@@ -57,6 +66,10 @@ class JobType(msgspec.Struct, frozen=True, kw_only=True):
     """A job that isn't started this long after it was stored ends cancelled; None is never."""
     path: str | None = None
     """`module:qualname`, by which a child process finds the function; only with `Kind.PROCESS`."""
+    encode: Callable[[Any], bytes] | None = None
+    """Writes a result as JSON; None is msgspec's own way. Raises TypeError or ValueError."""
+    needs: tuple[Need, ...] = ()
+    """The resources that its handler asks the context for."""
 
     @property
     def is_async(self) -> bool:

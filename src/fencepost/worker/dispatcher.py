@@ -39,7 +39,8 @@ class Dispatcher:
     Outcomes that wait in *settler* travel along with claims of their queue.
     *slots* is how many jobs run at the most; *free* says how many may start now;
     *slot_freed* is set when that has grown.
-    *hand_over* starts leases. `wake` may be called at any time, from the loop's thread.
+    *hand_over* starts leases. *serves* says which queues are ours. `wake` may be called at
+    any time, from the loop's thread.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Dispatcher:
         lease_seconds: float,
         aging_seconds: float,
         poll_seconds: float,
+        serves: Callable[[int], bool] = lambda queue_id: True,
     ) -> None:
         self._store = store
         self._settler = settler
@@ -65,6 +67,7 @@ class Dispatcher:
         self._lease_seconds = lease_seconds
         self._aging_seconds = aging_seconds
         self._poll_seconds = poll_seconds
+        self._serves = serves
         self._cursors: dict[int, Cursors] = {}
         self._ready: dict[int, None] = {}
         """Queues that may have something due, in turn."""
@@ -80,7 +83,7 @@ class Dispatcher:
 
     def wake(self, queue_ids: Iterable[int]) -> None:
         """These queues may have something due."""
-        self._ready.update(dict.fromkeys(queue_ids))
+        self._ready.update(dict.fromkeys(filter(self._serves, queue_ids)))
         self._woken.set()
 
     def due_in(self, queue_id: int, seconds: float) -> None:
@@ -166,6 +169,8 @@ class Dispatcher:
         for cursors in self._cursors.values():
             cursors.observed(snapshot)
         for queue in queues:
+            if not self._serves(queue.queue_id):
+                continue
             if queue.due:
                 self._ready[queue.queue_id] = None
             if queue.next_run_at is not None:

@@ -49,7 +49,8 @@ class Journal:
     def finished(self, attempt: Attempt, ending: Ending, result: Outcome | None, status: Status | None) -> None:
         """An attempt has ended; its job is now in *status*, or the lease was lost (None)."""
         lease = attempt.lease
-        level = logging.INFO if result is not None and result.error is None else logging.WARNING
+        error = error_of(ending, result)
+        level = logging.INFO if error is None and ending is not Ending.LOST else logging.WARNING
         if not log.isEnabledFor(level) or (level == logging.INFO and not self._takes(lease)):
             return
         fields: dict[str, object] = {
@@ -61,11 +62,18 @@ class Journal:
             "duration_ms": round(attempt.seconds * 1000, 3),
             "request_id": lease.request_id,
         }
-        if result is not None and result.error is not None:
-            fields["error"] = result.error
-            fields["error_type"] = result.error_type
-            if result.traceback is not None:
-                fields["traceback"] = result.traceback
+        if error is not None:
+            fields["error"] = error.error
+            fields["error_type"] = error.error_type
+            if error.traceback is not None:
+                fields["traceback"] = error.traceback
         if result is not None and status is Status.PENDING:
             fields["retry_delay_ms"] = round(result.delay_seconds * 1000)
         log.log(level, "job finished", extra=fields)
+
+
+def error_of(ending: Ending, result: Outcome | None) -> Outcome | None:
+    """The outcome, if it has an error to tell of: not that of an attempt which had completed by itself."""
+    if result is None or result.error is None or ending is Ending.SUCCEEDED:
+        return None
+    return result

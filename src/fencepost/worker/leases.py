@@ -138,14 +138,28 @@ class LeaseKeeper:
         for held in batch:
             extension = held_still.get(held.key)
             if extension is None:
-                if held in self._held:
-                    self._give_up(held, "lease lost; the job may be someone else's by now")
                 continue
             held.asked_at = None
-            held.renew_at = asked_at + self._lease_seconds / 3
-            held.valid_until = asked_at + self._lease_seconds
+            # One that is locked can't be anybody else's before that ends: it is asked for again at the next tick, and
+            # not given up for as long as that is the answer.
+            if not extension.busy:
+                held.renew_at = asked_at + self._lease_seconds / 3
+                held.valid_until = asked_at + self._lease_seconds
             if extension.cancel_requested:
                 self._interrupt(held, Ending.CANCELLED)
+        missing = [held for held in batch if held.key not in held_still]
+        if missing:
+            await self._part_with(store, queue_id, missing)
+
+    async def _part_with(self, store: WorkerStore, queue_id: int, missing: list[Attempt]) -> None:
+        """These have no lease any more, which is as it should be for those that completed by themselves."""
+        completing = [held.key for held in missing if held.completing]
+        completed = await store.completed(queue_id, completing) if completing else set()
+        for held in missing:
+            if held.key in completed:
+                self.drop(held)
+            elif held in self._held:
+                self._give_up(held, "lease lost; the job may be someone else's by now")
 
     def _give_up_expired(self) -> None:
         now = time.monotonic()

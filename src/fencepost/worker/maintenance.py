@@ -1,4 +1,4 @@
-"""The duties that aren't about one job: recovery, partitions, and saying that this process lives."""
+"""The duties that aren't about one job: recovery, partitions, saying that this process lives and what it knows."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import math
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from datetime import datetime
+from uuid import UUID
 
 import fencepost
 from fencepost.domain.job import Status
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Position, Recovery
+from fencepost.store.job_types import JobTypes
+from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
-from fencepost.telemetry.events import Events
+from fencepost.telemetry.events import Events, Hooks, JobRecovered
+from fencepost.types.jobtype import JobType
 from fencepost.worker.cursors import Cursors
 
 log = logging.getLogger("fencepost.maintenance")
@@ -25,6 +29,7 @@ HEARTBEAT_SECONDS = 10.0
 SILENCE_SECONDS = 60.0
 """A worker not heard of for this long is taken off the list of workers. Its leases run out by themselves."""
 PARTITIONS_SECONDS = 3600.0
+DECLARATION_SECONDS = 60.0
 RECOVERY_ROWS = 1000
 
 
@@ -57,11 +62,20 @@ class Rescuer:
     """
 
     def __init__(
-        self, store: WorkerStore, *, wake: Callable[[Iterable[int]], None], events: Events, rows: int = RECOVERY_ROWS
+        self,
+        store: WorkerStore,
+        *,
+        wake: Callable[[Iterable[int]], None],
+        events: Events,
+        hooks: Hooks | None = None,
+        ended: Callable[[UUID], None] | None = None,
+        rows: int = RECOVERY_ROWS,
     ) -> None:
         self._store = store
         self._wake = wake
         self._events = events
+        self._hooks = hooks or Hooks()
+        self._ended = ended
         self._rows = rows
         self._cursors: dict[int, Cursors] = {}
 
@@ -96,8 +110,32 @@ class Rescuer:
                 "job recovered: its lease expired",
                 extra={"job_id": str(job_id), "attempt": attempt, "status": status.value},
             )
+            if self._hooks.listeners:
+                self._hooks.emit(JobRecovered(job_id=job_id, attempt=attempt, status=status))
+            if self._ended is not None and status is not Status.PENDING:
+                self._ended(job_id)
         if any(status is Status.PENDING for _, _, status in recovery.jobs):
             self._wake([queue_id])
+
+
+class Declaration:
+    """The job types that a process knows, made known to all; and the queues and lanes of their jobs made."""
+
+    def __init__(self, types: Collection[JobType], job_types: JobTypes, queues: Queues) -> None:
+        self._types = types
+        self._job_types = job_types
+        self._queues = queues
+
+    async def declare(self) -> None:
+        """
+        Say that they are known, now. Repeat it every `DECLARATION_SECONDS`.
+
+        Whoever enqueues in a transaction of its own then never has to make a queue there,
+        which would hold up all others that want it. Raises DatabaseUnavailable.
+        """
+        for queue, priority in sorted({(one.queue, one.priority) for one in self._types}):
+            await self._queues.ensure(queue, priority)
+        await self._job_types.declare(one.name for one in self._types)
 
 
 class Presence:

@@ -48,6 +48,9 @@ class Report(msgspec.Struct):
     jobs: int = 0
     """Jobs that went, with all that is theirs."""
     keys: int = 0
+    """Idempotency keys."""
+    unique_keys: int = 0
+    """Unique keys that kept nothing away any more."""
     ranges: int = 0
     """Ranges whose partitions were dropped."""
     moved: int = 0
@@ -128,12 +131,13 @@ class Pruner:
         except NotOurTurn:
             report.interrupted = True
         finally:
-            if report.jobs or report.keys or report.ranges or report.left:
+            if report.jobs or report.keys or report.unique_keys or report.ranges or report.left:
                 log.info(
                     "old jobs removed",
                     extra={
                         "jobs": report.jobs,
                         "keys": report.keys,
+                        "unique_keys": report.unique_keys,
                         "ranges_dropped": report.ranges,
                         "ranges_left": report.left,
                         "jobs_moved": report.moved,
@@ -155,6 +159,17 @@ class Pruner:
             # With their jobs they are gone by now, unless a run before this one was killed half way.
             for span in await self._retention.key_spans():
                 await self._walk(self._retention.remove_keys, span.after, span.high)
+        await self._remove_unique_keys()
+
+    async def _remove_unique_keys(self) -> None:
+        after: tuple[str, str] | None = ("", "")
+
+        def next_rows(rows: int) -> Awaitable[tuple[int, tuple[str, str] | None]]:
+            return self._retention.remove_unique_keys(after=after or ("", ""), rows=rows)
+
+        while after is not None:
+            removed, after = await self._delete_pace.take(next_rows)
+            self._report.unique_keys += removed
 
     async def _prune(self, span: Span, before: UUID) -> None:
         """Remove what is past its time in one range, or in one gap between ranges."""

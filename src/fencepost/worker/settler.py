@@ -3,7 +3,8 @@ Write outcomes, as many at a time as have gathered.
 
 While one write is under way the next outcomes gather, so under load a write carries
 hundreds and when idle it carries one at once. An outcome that PostgreSQL refuses is
-isolated: it never holds up the others it travels with.
+isolated: it never holds up the others it travels with. Attempts that may have completed
+their jobs by themselves are written apart (apart.py).
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
 from fencepost.errors import DatabaseUnavailable
+from fencepost.worker.apart import Apart, ApartStore, bare
 from fencepost.worker.attempt import Attempt
 
 log = logging.getLogger("fencepost.worker")
@@ -31,7 +31,7 @@ Ended = tuple[Attempt, Outcome]
 """An attempt and how it ended."""
 
 
-class SettlingStore(Protocol):
+class SettlingStore(ApartStore, Protocol):
     """What the settler needs of the store."""
 
     async def settle(self, queue_id: int, outcomes: list[Outcome], /) -> list[Status | None]:
@@ -55,11 +55,15 @@ class Settler:
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._apart = Apart(store, ended=self._ended_apart)
 
     def put(self, attempt: Attempt, outcome: Outcome) -> None:
         """Hand over an outcome; it is written as soon as can be."""
         self._unwritten += 1
         self._idle.clear()
+        if attempt.completing:
+            self._apart.put(attempt, outcome)
+            return
         self._waiting.setdefault(outcome.queue_id, []).append((attempt, outcome))
         self._arrived.set()
 
@@ -107,6 +111,13 @@ class Settler:
         """Wait until everything handed over so far is written. Bound it with a timeout."""
         await self._idle.wait()
 
+    async def stop(self) -> None:
+        """Give up what is written apart; what `run` does ends with it."""
+        await self._apart.stop()
+
+    def _ended_apart(self, attempt: Attempt, outcome: Outcome, status: Status | None) -> None:
+        self.report([(attempt, outcome)], [status])
+
     async def _write_next(self) -> None:
         if not self._waiting:
             return
@@ -142,18 +153,12 @@ class Settler:
 
     async def _write_bare(self, queue_id: int, attempt: Attempt, outcome: Outcome) -> None:
         """Write an outcome that was refused without what a handler put into it: the ending itself must be kept."""
-        bare = msgspec.structs.replace(
-            outcome,
-            result=None,
-            traceback=None,
-            error_type=outcome.error_type and "Unrecordable",
-            error=outcome.error and "the error's text could not be stored; the worker's log has it",
-        )
+        stripped = bare(outcome)
         try:
-            statuses = await self._store.settle(queue_id, [bare])
+            statuses = await self._store.settle(queue_id, [stripped])
         except DatabaseUnavailable:
             raise
         except Exception:
             log.exception("an outcome can't be written; its lease will expire", extra={"job_id": str(outcome.id)})
             statuses = [None]
-        self.report([(attempt, bare)], statuses)
+        self.report([(attempt, stripped)], statuses)

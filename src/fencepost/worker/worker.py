@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 from uuid import UUID, uuid4
@@ -21,20 +21,31 @@ from fencepost.domain.outcome import Ending, Outcome
 from fencepost.domain.policy import Policy
 from fencepost.errors import DatabaseUnavailable
 from fencepost.settings import Settings
-from fencepost.store.database import ACQUIRE_SECONDS, HOT_SESSION, Database
+from fencepost.store.database import HOT_SESSION, Database
+from fencepost.store.hints import Hints
+from fencepost.store.job_types import JobTypes
 from fencepost.store.listener import Listener
+from fencepost.store.queues import Queues
 from fencepost.store.retention import Keep, Retention
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
 from fencepost.types.jobtype import JobType
 from fencepost.worker import maintenance
-from fencepost.worker.attempt import Attempt
+from fencepost.worker.attempt import Attempt, Host
 from fencepost.worker.dispatcher import Dispatcher
 from fencepost.worker.executor import GRACE_SECONDS, Executor
+from fencepost.worker.hearing import Hearing
 from fencepost.worker.journal import Journal
 from fencepost.worker.leases import LeaseKeeper
+from fencepost.worker.progress import Progress
 from fencepost.worker.pruner import Pruner
+from fencepost.worker.reports import Reports
+from fencepost.worker.resources import OpenLifespan
+from fencepost.worker.runtime import Runtime
 from fencepost.worker.settler import Settler
+from fencepost.worker.strangers import Strangers
+from fencepost.worker.tasks import end_all
+from fencepost.worker.watching import Watching
 
 log = logging.getLogger("fencepost.worker")
 
@@ -55,23 +66,33 @@ class Worker:
     nothing of each other.
     """
 
-    def __init__(self, dsn: str, types: Mapping[str, JobType], settings: Settings, events: Events) -> None:
+    def __init__(
+        self, dsn: str, runtime_or_types: Runtime | Mapping[str, JobType], settings: Settings, events: Events
+    ) -> None:
+        runtime = Runtime.of(runtime_or_types)
         self.id: UUID = uuid4()
         self._settings = settings
         self._events = events
         self._database = Database(dsn, schema=settings.schema, connections=CONNECTIONS, lines=2, session=HOT_SESSION)
         self._store = WorkerStore(self._database, self.id)
-        self._journal = Journal(share=settings.log_jobs)
+        journal = Journal(share=settings.log_jobs)
+        self._reports = Reports(events, runtime.hooks, journal)
         self._settler = Settler(self._store, settled=self._settled)
+        self._progress = Progress(self._store)
+        self._lifespan = OpenLifespan(runtime)
+        self._host = Host(
+            schema=settings.schema, max_result_bytes=settings.max_result_bytes, progress=self._progress.put
+        )
         self._executor = Executor(
-            types,
+            runtime,
             slots=settings.workers,
             timeout_seconds=settings.job_timeout_seconds,
             policy=Policy(Exponential(settings.backoff_base_seconds, settings.backoff_max_seconds)),
-            max_result_bytes=settings.max_result_bytes,
+            host=self._host,
+            judge_stranger=Strangers(JobTypes(self._database)).judge,
             settle=self._settle,
             events=events,
-            journal=self._journal,
+            journal=journal,
         )
         self._dispatcher = Dispatcher(
             self._store,
@@ -83,20 +104,26 @@ class Worker:
             lease_seconds=settings.lease_seconds,
             aging_seconds=settings.priority_aging_seconds,
             poll_seconds=settings.poll_interval_seconds,
+            serves=self._serves,
         )
         self._keeper = LeaseKeeper(
             lambda: WorkerStore(Database(dsn, schema=settings.schema, connections=1, session=HOT_SESSION), self.id),
             lease_seconds=settings.lease_seconds,
             interrupt=self._interrupt_from_outside,
         )
-        self._rescuer = maintenance.Rescuer(self._store, wake=self._dispatcher.wake, events=events)
+        self._watching = Watching(self._store.notify)
+        self._rescuer = maintenance.Rescuer(
+            self._store, wake=self._dispatcher.wake, events=events, hooks=runtime.hooks, ended=self._watching.ended
+        )
+        self._queues = Queues(self._database, Hints(self._database))
+        self._served: set[int] | None = None
+        """The queues to serve; None is all of them."""
+        self._declaration = maintenance.Declaration(runtime.types.values(), JobTypes(self._database), self._queues)
         self._presence = maintenance.Presence(self._store, slots=settings.workers)
         self._pruner = Pruner(Retention(self._database, Keep.of(settings)), events=events)
-        self._listener = Listener(self._database, heard=self._heard, connected=self._dispatcher.poll_now)
+        self._hearing = Hearing(self._store, self._dispatcher, self._executor, self._watching)
+        self._listener = Listener(self._database, heard=self._hearing.heard, connected=self._dispatcher.poll_now)
         self._duties: list[asyncio.Task[None]] = []
-        self._errands: set[asyncio.Task[None]] = set()
-        self._cancel_hints: set[UUID] = set()
-        """Cancellations heard of while a claim was under way: of jobs that it may bring."""
         self._recovery: asyncio.Task[None] | None = None
         self._claiming: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
@@ -109,31 +136,38 @@ class Worker:
         return len(self._executor.running)
 
     async def start(self) -> None:
-        """Connect and begin to claim. Raises DatabaseUnavailable."""
+        """
+        Connect, open what the app's handlers share, and begin to claim.
+
+        Raises DatabaseUnavailable; and what the lifespan raises, or InvalidSettings when a
+        handler asks for something that it doesn't open.
+        """
         self._loop = asyncio.get_running_loop()
         await self._database.open()
+        try:
+            if self._settings.queues:
+                self._served = {await self._queues.ensure(name, 0) for name in self._settings.queues}
+            self._host.resources = await self._lifespan.open()
+        except BaseException:
+            await self._database.close()
+            raise
+        self._executor.prepare()
         self._keeper.start()
+        self._progress.start()
         settings = self._settings
         self._settling = self._task(self._settler.run(), "settler")
-        self._recovery = self._task(
-            maintenance.repeat("recovery", self._rescuer.sweep, every_seconds=settings.recovery_interval_seconds),
-            "recovery",
-        )
+        self._recovery = self._duty("recovery", self._rescuer.sweep, settings.recovery_interval_seconds)
         self._duties = [
             self._task(self._listener.run(), "listener"),
-            self._task(
-                maintenance.repeat("heartbeat", self._presence.beat, every_seconds=maintenance.HEARTBEAT_SECONDS),
-                "heartbeat",
-            ),
-            self._task(
-                maintenance.repeat(
-                    "making partitions", self._make_partitions, every_seconds=maintenance.PARTITIONS_SECONDS
-                ),
-                "partitions",
-            ),
+            self._duty("heartbeat", self._presence.beat, maintenance.HEARTBEAT_SECONDS),
+            self._duty("making partitions", self._make_partitions, maintenance.PARTITIONS_SECONDS),
+            self._duty("declaring job types", self._declaration.declare, maintenance.DECLARATION_SECONDS),
             self._task(self._pruner.keep_on(), "pruner"),
         ]
         self._claiming = self._task(self._dispatcher.run(), "dispatcher")
+
+    def _serves(self, queue_id: int) -> bool:
+        return self._served is None or queue_id in self._served
 
     def wake(self, queue_ids: Iterable[int]) -> None:
         """These queues may have something due. Callable from any thread."""
@@ -145,7 +179,7 @@ class Worker:
         """Claim and recover no more. Running jobs go on, and their outcomes are written."""
         self._draining = True
         self._dispatcher.stop()
-        await _cancelled(self._recovery)
+        await end_all(self._recovery)
         if self._claiming is not None:
             # A claim in a connection that has gone silent may take longer than anybody can wait.
             await asyncio.wait([self._claiming], timeout=GRACE_SECONDS)
@@ -169,13 +203,18 @@ class Worker:
         if self._settling is not None and not self._settling.done():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._settler.flush(), OUTCOME_SECONDS)
+        await self._executor.close()
+        await self._lifespan.close()
         await self._close()
         return self.running
 
     async def _close(self) -> None:
         farewell = self._task(self._leave(), "farewell")
         await asyncio.wait([farewell], timeout=FAREWELL_SECONDS)
-        await _cancelled(*self._duties, *self._errands, self._settling, self._claiming, farewell)
+        await self._settler.stop()
+        await self._progress.stop()
+        await self._watching.stop()
+        await end_all(*self._duties, *self._hearing.stop(), self._settling, self._claiming, farewell)
         self._keeper.stop()
         await self._database.close()
 
@@ -197,6 +236,9 @@ class Worker:
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work, name=f"fencepost-{name}")
 
+    def _duty(self, what: str, duty: Callable[[], Awaitable[object]], every_seconds: float) -> asyncio.Task[None]:
+        return self._task(maintenance.repeat(what, duty, every_seconds=every_seconds), what.replace(" ", "-"))
+
     def _begin(self, leases: list[Lease]) -> None:
         for lease in leases:
             attempt = Attempt(lease)
@@ -206,77 +248,36 @@ class Worker:
             )
             if self._draining:
                 # Claimed while the signal came in: back at once, unstarted.
+                self._events.started()
                 attempt.end()
                 self._settle(attempt, outcome.released(lease))
             else:
                 self._executor.start(attempt)
-                if lease.id in self._cancel_hints:
-                    self._look_at_cancellation(lease.queue_id, lease.id)
-        # Those that are left were for other workers.
-        self._cancel_hints.clear()
+        self._hearing.begun(leases)
 
     def _settle(self, attempt: Attempt, result: Outcome | None) -> None:
         if result is None:
             self._keeper.drop(attempt)
-            self._report(attempt, Ending.LOST, None, None)
+            self._progress.forget(attempt)
+            self._reports.ended(attempt, Ending.LOST, None, None)
         else:
             self._settler.put(attempt, result)
 
     def _settled(self, attempt: Attempt, result: Outcome, status: Status | None) -> None:
         self._keeper.drop(attempt)
+        self._progress.forget(attempt)
         if status is Status.PENDING:
-            # A retry of ours starts on time; other workers find it by polling.
-            self._dispatcher.due_in(result.queue_id, result.delay_seconds)
-        self._report(attempt, result.ending if status is not None else Ending.LOST, result, status)
-
-    def _report(self, attempt: Attempt, ending: Ending, result: Outcome | None, status: Status | None) -> None:
-        self._events.ended(ending, status, attempt.seconds)
-        self._journal.finished(attempt, ending, result, status)
+            # A retry of ours starts on time; other workers find it by polling. What we don't know is left to them.
+            if attempt.job_type is not None:
+                self._dispatcher.due_in(result.queue_id, result.delay_seconds)
+        elif status is not None:
+            self._watching.ended(result.id)
+        self._reports.ended(attempt, result.ending if status is not None else Ending.LOST, result, status)
 
     def _interrupt_from_outside(self, attempt: Attempt, ending: Ending) -> None:
         if self._loop is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._executor.interrupt, attempt, ending)
 
-    def _heard(self, hint: str) -> None:
-        kind, _, rest = hint.partition(" ")
-        if kind == "due":
-            self._dispatcher.wake([int(queue_id) for queue_id in rest.split(",")])
-        elif kind == "cancel":
-            queue_id, _, job_id = rest.partition(" ")
-            wanted = UUID(job_id)
-            if any(attempt.lease.id == wanted for attempt in self._executor.running):
-                self._look_at_cancellation(int(queue_id), wanted)
-            elif self._dispatcher.is_claiming:
-                # The hint may have overtaken the claim's answer, on its other connection.
-                self._cancel_hints.add(wanted)
-
-    def _look_at_cancellation(self, queue_id: int, job_id: UUID) -> None:
-        errand = self._task(self._cancel(queue_id, job_id), "cancel")
-        self._errands.add(errand)
-        errand.add_done_callback(self._errands.discard)
-
-    async def _cancel(self, queue_id: int, job_id: UUID) -> None:
-        """A hint says that somebody wants a job of ours to stop: ask the database, and do it."""
-        with suppress(DatabaseUnavailable):
-            requested = await self._store.cancel_requests(queue_id, [job_id])
-            for attempt in [attempt for attempt in self._executor.running if attempt.key in requested]:
-                self._executor.interrupt(attempt, Ending.CANCELLED)
-
     async def _make_partitions(self) -> None:
         await self._store.ensure_partitions(partition_days=self._settings.partition_days)
-
-
-async def _cancelled(*tasks: asyncio.Task[None] | None) -> None:
-    """
-    End these tasks, and wait until they have.
-
-    Asks more than once: a cancelled statement whose connection is silent ends in an error of
-    the database, which such a task would survive.
-    """
-    waiting = {task for task in tasks if task is not None}
-    while waiting:
-        for task in waiting:
-            task.cancel()
-        # Longer than such a statement takes to end, or its connection would be left to itself.
-        _, waiting = await asyncio.wait(waiting, timeout=ACQUIRE_SECONDS + 1)

@@ -78,10 +78,10 @@ async def producer(dsn, connections):
 async def work(dsn, slots, go):
     app = Fencepost()
 
-    @app.job("noop")
     async def noop(context, payload):
         record(payload)
 
+    app.register("noop", noop)
     worker = Worker(dsn, app.types, Settings(workers=slots or BEST_SLOTS), Events())
     await go()
     await worker.start()

@@ -23,8 +23,9 @@ from fencepost.cli.worker_thread import new_event_loop
 from fencepost.domain.job import NewJob
 from fencepost.settings import Settings
 from fencepost.store.database import Database
+from fencepost.store.enqueueing import Enqueued
 from fencepost.store.hints import Hints
-from fencepost.store.jobs import Enqueued, Jobs
+from fencepost.store.jobs import Jobs
 from fencepost.telemetry import logs
 
 
@@ -50,7 +51,7 @@ class NullJobs(Jobs):
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Say that *jobs* were stored."""
         now = datetime.now(UTC)
-        return [Enqueued(job.id, replayed=False, created_at=now, run_at=now) for job in jobs]
+        return [Enqueued(job.id, created_at=now, run_at=now) for job in jobs]
 
 
 class _Api:
@@ -113,9 +114,9 @@ async def _run() -> None:
 def _types() -> Fencepost:
     app = Fencepost()
 
-    @app.job("noop")
     async def noop(context: object, payload: object) -> None: ...
 
+    app.register("noop", noop)
     return app
 
 

@@ -113,16 +113,16 @@ def jobs_of(counter: Counter) -> Fencepost:
     """The job types of the benchmarks: they count, and do nothing else."""
     app = Fencepost()
 
-    @app.job("noop")
     async def noop(context: object, payload: object) -> None:
         counter.begin(time.monotonic_ns())
 
-    @app.job("timed", payload=Timed)
     async def timed(context: object, payload: Timed) -> None:
         now = time.monotonic_ns()
         counter.begin(now)
         counter.delays_ns.append(now - payload.at)
 
+    app.register("noop", noop)
+    app.register("timed", timed, payload=Timed)
     return app
 
 

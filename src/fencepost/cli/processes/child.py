@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -28,9 +28,10 @@ from fencepost.cli.processes.messages import Config, Drain, Order, StopClaiming
 from fencepost.cli.signals import StopSignals
 from fencepost.cli.worker_thread import WorkerThread, new_event_loop
 from fencepost.errors import FencepostError
+from fencepost.settings import Secret
 from fencepost.telemetry import logs
 from fencepost.telemetry.tally import Tally
-from fencepost.types.jobtype import JobType
+from fencepost.worker.runtime import Runtime
 from fencepost.worker.worker import Worker
 
 log = logging.getLogger("fencepost.worker")
@@ -54,12 +55,14 @@ def main() -> None:
     logs.configure(config.settings, worker_process=config.number, turn=config.turn)
     try:
         with _ending_with_the_parent(link):
-            types = application(config.app, config.settings).types
+            # With the address, for what the handlers enqueue.
+            settings = msgspec.structs.replace(config.settings, database_url=Secret(config.dsn))
+            runtime = application(config.app, settings).runtime()
     except FencepostError as error:
         link.sendall(messages.line(messages.Refused(str(error), error.exit_code)))
         sys.exit(error.exit_code)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        sys.exit(runner.run(_run(link, config, types)))
+        sys.exit(runner.run(_run(link, config, runtime)))
 
 
 @contextmanager
@@ -92,9 +95,9 @@ def _is_over(link: socket.socket) -> bool:
         return True
 
 
-async def _run(link: socket.socket, config: Config, types: Mapping[str, JobType]) -> int:
+async def _run(link: socket.socket, config: Config, runtime: Runtime) -> int:
     reader, writer = await asyncio.open_unix_connection(sock=link, limit=messages.LINE_LIMIT)
-    child = _Child(config, types, reader, writer)
+    child = _Child(config, runtime, reader, writer)
     try:
         return await child.run()
     except FencepostError as error:
@@ -110,12 +113,12 @@ class _Child:
     def __init__(
         self,
         config: Config,
-        types: Mapping[str, JobType],
+        runtime: Runtime,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self._config = config
-        self._types = types
+        self._runtime = runtime
         self._reader = reader
         self._writer = writer
         self._tally = Tally()
@@ -125,7 +128,7 @@ class _Child:
         """Work until there is a reason to stop, then stop in order; returns the exit code. Raises FencepostError."""
         settings = self._config.settings
         signals = StopSignals(announce=False)
-        worker = WorkerThread(lambda: Worker(self._config.dsn, self._types, settings, self._tally))
+        worker = WorkerThread(lambda: Worker(self._config.dsn, self._runtime, settings, self._tally))
         await worker.start()
         self.say(messages.Ready())
         ordered = asyncio.create_task(self._obey(worker), name="fencepost-orders")

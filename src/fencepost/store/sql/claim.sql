@@ -9,7 +9,8 @@
 -- Returns: a row a lane first (id null): how many it was asked for, the first due job it saw and did not take, when
 --   its next scheduled job is due if no other is, the jobs taken in their order, with their run_at if there are
 --   several lanes to merge, and this statement's snapshot, clock and transaction. Then each job's definition, in no
---   order. No row at all: the queue is paused, or nothing was ever enqueued.
+--   order; its snapshot is an object of tags, metadata, trace_context and expired, for a job that has any of that.
+--   No row at all: the queue is paused, or nothing was ever enqueued.
 -- Index: pending_lane, from the cursor on; then primary keys. Locks: the rows taken; rows that another dispatcher
 --   holds are skipped, so nothing waits.
 --
@@ -119,8 +120,15 @@ select share.priority, share.wanted, rest.run_at as rest_run_at, rest.id as rest
      where k.priority = share.priority
  ) taken on true
 union all
-select null, null, null, null, null, null, null, null, null, null, null, null,
-       j.id, j.type, cast(j.payload as text), j.max_attempts, j.timeout_seconds, j.request_id, false
+select null, null, null, null, null, null, null, null, null,
+       -- A column of its own would cost those that have none of it more than all the rest of this.
+       case when j.tags is not null or j.metadata is not null or j.trace_context is not null
+                 or j.expires_at is not null
+            then cast(jsonb_build_object(
+                'tags', coalesce(j.tags, '{}'), 'metadata', j.metadata, 'trace_context', j.trace_context,
+                'expired', coalesce(j.expires_at <= now(), false)
+            ) as text) end,
+       null, null, j.id, j.type, cast(j.payload as text), j.max_attempts, j.timeout_seconds, j.request_id, false
   from fencepost.jobs j
  where j.queue_id = cast(:queue_id as int)
    and j.id = any (array (select k.id from picked k))

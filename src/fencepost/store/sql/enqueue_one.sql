@@ -1,4 +1,4 @@
--- Store one new job without an idempotency key, due now or later: what enqueue.sql does for many, with less to parse.
+-- Store one new job without keys, due now or later: what enqueue.sql does for many, with less to parse.
 --
 -- Returns: one row with created_at; due then is the later of that and what was asked for. Parameters as there, one by
 --   one. Indexes: the primary keys. Locks: the rows it inserts.
@@ -9,11 +9,17 @@ with clock as materialized (
 ),
 stored as (
     insert into fencepost.jobs (
-        id, queue_id, type, priority, payload, max_attempts, timeout_seconds, request_id, created_at
+        id, queue_id, type, priority, payload, max_attempts, timeout_seconds, request_id, created_at, tags, metadata,
+        trace_context, expires_at
     )
     select cast(:id as uuid), cast(:queue_id as int), cast(:type as text), cast(:priority as smallint),
            cast(:payload as jsonb), cast(:max_attempts as smallint), cast(:timeout_seconds as float8),
-           cast(:request_id as text), clock.now
+           cast(:request_id as text), clock.now, cast(:tags as text[]), cast(:metadata as jsonb),
+           cast(:trace_context as text),
+           coalesce(
+               cast(:expires_at as timestamptz),
+               clock.now + cast(:expires_microseconds as bigint) * interval '1 microsecond'
+           )
       from clock
 ),
 placed as (

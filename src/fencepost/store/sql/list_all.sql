@@ -4,7 +4,7 @@
 -- whole history: the page may then be short, and the last row (matched or not) says how far it looked.
 -- Index: jobs' primary key, partition by partition. Locks: none.
 with looked_at as materialized (
-    select s.id, s.queue_id, s.type
+    select s.id, s.queue_id, s.type, s.tags
       from fencepost.jobs s
      where s.id < cast(:before as uuid)
        and s.id >= cast(:not_before as uuid)
@@ -12,15 +12,16 @@ with looked_at as materialized (
      limit cast(:scan_rows as int)
 ),
 matched as (
-    select s.id
+    select s.id, s.queue_id
       from looked_at s
      where (cast(:type as text) is null or s.type = cast(:type as text))
        and (cast(:queue_id as int) is null or s.queue_id = cast(:queue_id as int))
+       and (cast(:tag as text) is null or cast(:tag as text) = any (s.tags))
      order by s.id desc
      limit cast(:page_rows as int)
 )
-select m.id, true as matched from matched m
+select m.id, m.queue_id, true as matched from matched m
 union all
-select e.id, false from (
+select e.id, null, false from (
     select s.id from looked_at s order by s.id limit 1
 ) e where (select count(*) from looked_at) = cast(:scan_rows as int)

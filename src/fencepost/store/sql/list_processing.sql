@@ -12,18 +12,19 @@ with looked_at as materialized (
      limit cast(:scan_rows as int)
 ),
 matched as (
-    select s.id
+    select s.id, s.queue_id
       from looked_at s
      cross join lateral (
-        select j.type from fencepost.jobs j where j.id = s.id and j.queue_id = s.queue_id limit 1
+        select j.type, j.tags from fencepost.jobs j where j.id = s.id and j.queue_id = s.queue_id limit 1
      ) j
      where (cast(:type as text) is null or j.type = cast(:type as text))
        and (cast(:queue_id as int) is null or s.queue_id = cast(:queue_id as int))
+       and (cast(:tag as text) is null or cast(:tag as text) = any (j.tags))
      order by s.id desc
      limit cast(:page_rows as int)
 )
-select m.id, true as matched from matched m
+select m.id, m.queue_id, true as matched from matched m
 union all
-select e.id, false from (
+select e.id, null, false from (
     select s.id from looked_at s order by s.id limit 1
 ) e where (select count(*) from looked_at) = cast(:scan_rows as int)

@@ -2,11 +2,13 @@
 --
 -- Index: the primary keys, one partition each. Locks: none.
 select j.id, j.type, q.name as queue, j.priority, j.payload, j.max_attempts, j.timeout_seconds, j.created_at,
-       j.idempotency_key, j.request_id, p.run_at, l.locked_until, l.cancel_requested_at, f.finished_at, f.result,
+       j.idempotency_key, j.request_id, j.unique_key, j.tags, j.metadata, j.trace_context, j.expires_at,
+       p.run_at, l.locked_until, l.cancel_requested_at, l.progress, f.finished_at, f.result,
        case when p.id is not null then 'pending' when l.id is not null then 'processing' else f.status end as status,
        coalesce(p.attempts, l.attempt, f.attempts) as attempts,
        coalesce(p.token, l.token, f.token) as lease_token,
-       coalesce(l.started_at, f.started_at, a.started_at) as started_at,
+       -- A job that was replaced has an entry in its history and never started.
+       coalesce(l.started_at, f.started_at, case when a.attempt > 0 then a.started_at end) as started_at,
        a.error as last_error
   from unnest(cast(:ids as uuid[])) i (id)
  cross join lateral (select j.* from fencepost.jobs j where j.id = i.id limit 1) j
@@ -21,7 +23,7 @@ select j.id, j.type, q.name as queue, j.priority, j.payload, j.max_attempts, j.t
     select f.* from fencepost.finished f where f.id = j.id and f.queue_id = j.queue_id limit 1
   ) f on true
   left join lateral (
-    select a.started_at, a.error
+    select a.attempt, a.started_at, a.error
       from fencepost.attempts a
      where a.id = j.id
        and a.queue_id = j.queue_id

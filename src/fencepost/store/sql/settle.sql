@@ -15,6 +15,9 @@
 -- Cancelled meanwhile: a job that would go back to pending ends cancelled instead. What ended
 -- by itself (completed, failed, dead_letter) stays as it ended.
 --
+-- Released and snoozed: the attempt is given back. A release is kept in the history, a snooze isn't: there may be
+-- thousands of one job.
+--
 -- A stale worker:
 --     A (token 3)                         recovery, then B (token 4)
 --     stops for longer than its lease
@@ -37,7 +40,9 @@ let_go as (
 ),
 held as materialized (
     select g.id, g.priority, g.attempt, g.token, g.worker_id, g.started_at, g.detail,
-           coalesce(g.detail ->> 'ending', 'succeeded') as ending,
+           -- One that only snoozed leaves no trace; one that was cancelled while it did has an end to tell of.
+           case when g.detail ->> 'ending' = 'snoozed' and g.cancel_requested_at is not null then 'cancelled'
+                else coalesce(g.detail ->> 'ending', 'succeeded') end as ending,
            case when g.detail ->> 'status' = 'pending' and g.cancel_requested_at is not null then 'cancelled'
                 else coalesce(g.detail ->> 'status', 'completed') end as status
       from let_go g
@@ -52,7 +57,7 @@ ended as (
 back as (
     insert into fencepost.pending (id, queue_id, priority, attempts, token, run_at)
     select h.id, cast(:queue_id as int), h.priority,
-           case when h.ending = 'released' then h.attempt - 1 else h.attempt end,
+           case when h.ending in ('released', 'snoozed') then h.attempt - 1 else h.attempt end,
            h.token, clock_timestamp() + make_interval(secs => coalesce(cast(h.detail ->> 'delay_seconds' as float8), 0))
       from held h
      where h.status = 'pending'
@@ -62,9 +67,12 @@ logged as (
         id, queue_id, token, attempt, outcome, worker_id, started_at, ended_at, error_type, error, traceback
     )
     select h.id, cast(:queue_id as int), h.token, h.attempt, h.ending, h.worker_id, h.started_at, clock_timestamp(),
-           h.detail ->> 'error_type', h.detail ->> 'error', h.detail ->> 'traceback'
+           case when h.detail ->> 'ending' = 'snoozed' then 'Cancelled' else h.detail ->> 'error_type' end,
+           case when h.detail ->> 'ending' = 'snoozed' then 'cancelled on request while it was running'
+                else h.detail ->> 'error' end,
+           h.detail ->> 'traceback'
       from held h
-     where h.ending <> 'succeeded'
+     where h.ending not in ('succeeded', 'snoozed')
 )
 select i.id, i.token, null as status
   from input i

@@ -1,0 +1,162 @@
+"""What an app offers to callers, beside its jobs: connections, and ways to look at jobs and change them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+from fencepost.client.handle import Handle
+from fencepost.client.producer import Call, Dsn, Producer
+from fencepost.domain.job import Job, Status
+from fencepost.settings import Settings
+from fencepost.transactions import adapt
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from fencepost.store.bulk import Result
+
+T = TypeVar("T")
+PAGE_JOBS = 100
+
+
+class Access:
+    """The part of an app that reads and changes jobs. Its coroutines may be awaited in any event loop."""
+
+    _producer: Producer
+
+    @property
+    def settings(self) -> Settings:
+        """What the app was given, else the environment's. Raises InvalidSettings."""
+        return self._producer.settings
+
+    def use(self, dsn: Dsn | None = None, *, settings: Settings | None = None) -> None:
+        """
+        Keep this app's jobs somewhere else from now on: at *dsn*, with *settings*; both as `Fencepost` takes them.
+
+        For programs that learn late where that is, and for tests. What any loop has open is left to it: close first.
+        """
+        self._producer.use(dsn, settings)
+
+    def database_url(self) -> str:
+        """
+        The address of the database that has the jobs.
+
+        Without a dsn and DATABASE_URL it is the embedded PostgreSQL's, which is started if nobody runs it. Blocks.
+        """
+        return self._producer.address.find_sync()
+
+    async def open(self) -> None:
+        """
+        Connect this event loop, and bring the schema up to date.
+
+        Not needed before an enqueue, which connects by itself (and leaves the schema alone).
+        Raises DatabaseUnavailable, InvalidSettings and SchemaMismatch.
+        """
+        await self._producer.clients.get(prepared=True)
+
+    async def close(self) -> None:
+        """Close what this event loop has open. The next enqueue connects again. Safe to call twice."""
+        await self._producer.close_here()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """
+        Run a coroutine of this app's for sync code, and return what it returns.
+
+        It runs in a loop in a thread, which is shared by all sync callers and made when it is first needed. The
+        calling thread is blocked; don't call it in an event loop's thread, where others would wait too.
+        """
+        return self._producer.wait(work)
+
+    async def enqueue_many(self, calls: Iterable[Call], *, within: Any = None) -> list[Handle[Any]]:
+        """
+        Store calls of any jobs, made by `Job.call`, in one transaction: all or none.
+
+        With *within* in the open transaction of that connection. Raises like `Job.enqueue`.
+        """
+        return await self._producer.enqueue(list(calls), None if within is None else adapt(within))
+
+    def enqueue_many_sync(self, calls: Iterable[Call], *, within: Any = None) -> list[Handle[Any]]:
+        """The same for sync callers."""
+        return self._producer.enqueue_sync(list(calls), None if within is None else adapt(within))
+
+    def handle(self, job_id: UUID) -> Handle[Any]:
+        """A handle on a job by its id. Asks nothing; its methods do."""
+        return Handle(self._producer, job_id)
+
+    async def get(self, job_id: UUID) -> Job:
+        """The job as it is now. Raises JobNotFound."""
+        return await self.handle(job_id).get()
+
+    async def cancel(self, job_id: UUID) -> Status:
+        """Stop a job; see `Handle.cancel`. Raises JobNotFound and WrongStatus."""
+        return await self.handle(job_id).cancel()
+
+    async def retry(self, job_id: UUID) -> None:
+        """Put a `dead_letter` job back to pending. Raises JobNotFound and WrongStatus."""
+        await self.handle(job_id).retry()
+
+    async def jobs(
+        self,
+        *,
+        status: Status | str | None = None,
+        type: str | None = None,
+        queue: str | None = None,
+        tag: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> AsyncIterator[Job]:
+        """
+        The jobs that meet every condition given, newest first, read page by page as they are asked for.
+
+        Each page is one snapshot. *since* and *until* bound the creation of a job.
+        """
+        from fencepost.store.listing import Filter
+
+        status = None if status is None else Status(status)
+        which = Filter(status=status, type=type, queue=queue, tag=tag, since=since, until=until)
+        listing = (await self._producer.client()).listing
+        page = await listing.page(which, limit=PAGE_JOBS)
+        while True:
+            for job in page.jobs:
+                yield job
+            if page.next_before is None:
+                return
+            page = await listing.page(which, limit=PAGE_JOBS, before=page.next_before)
+
+    async def retry_all(self, *, spread_seconds: float = 0.0, **conditions: Any) -> Result:
+        """Put back the `dead_letter` jobs that meet the conditions of a `Selection`. Raises InvalidJob."""
+        bulk = (await self._producer.client()).bulk
+        return await bulk.retry(_selection(conditions), spread_seconds=spread_seconds)
+
+    async def cancel_all(self, **conditions: Any) -> Result:
+        """Cancel the jobs that meet the conditions of a `Selection`. Raises InvalidJob."""
+        return await (await self._producer.client()).bulk.cancel(_selection(conditions))
+
+    async def delete_all(self, **conditions: Any) -> Result:
+        """Remove the ended jobs that meet the conditions of a `Selection`. Raises InvalidJob."""
+        return await (await self._producer.client()).bulk.delete(_selection(conditions))
+
+
+def _selection(conditions: dict[str, Any]) -> Any:
+    from fencepost.errors import InvalidJob
+    from fencepost.store.bulk import Selection
+
+    known = Selection.__struct_fields__
+    for name in conditions:
+        if name not in known:
+            raise InvalidJob(f"is no condition; there are {', '.join(known)}", field=name)
+    if conditions.get("status") is not None:
+        conditions["status"] = Status(conditions["status"])
+    if conditions.get("ids") is not None:
+        conditions["ids"] = tuple(conditions["ids"])
+    return Selection(**conditions)

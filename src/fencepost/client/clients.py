@@ -1,0 +1,143 @@
+"""
+The connections of producers: one client for each event loop.
+
+A client is made when its loop first needs it, and closed with `Fencepost.close`, or
+else when its loop ends in good order, as `asyncio.run` sees to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any
+
+from fencepost.client.address import Address
+from fencepost.client.watching import Watcher
+from fencepost.settings import Settings
+from fencepost.store.bulk import Bulk
+from fencepost.store.database import Database
+from fencepost.store.hints import Hints
+from fencepost.store.job_types import JobTypes
+from fencepost.store.jobs import Jobs
+from fencepost.store.listing import Listing
+from fencepost.store.migrate import prepare
+from fencepost.store.queues import Queues
+
+Wake = Callable[[Iterable[int]], None]
+
+
+class Client:
+    """What a producer has open in one event loop."""
+
+    def __init__(self, dsn: str, settings: Settings, *, wake: Wake) -> None:
+        self.database = Database(dsn, schema=settings.schema, connections=settings.database_connections)
+        self.hints = Hints(self.database, local=wake)
+        self.queues = Queues(self.database, self.hints)
+        self.jobs = Jobs(self.database, self.queues, self.hints)
+        self.listing = Listing(self.database, self.queues)
+        self.bulk = Bulk(self.database, self.queues, self.hints)
+        self.types = JobTypes(self.database)
+        self.watcher = Watcher(self.database, self.jobs)
+
+    async def open(self, *, prepared_days: int | None = None) -> None:
+        """Connect; with *prepared_days*, bring the schema up to date first."""
+        await self.database.open()
+        if prepared_days is not None:
+            await prepare(self.database, partition_days=prepared_days)
+
+    async def close(self) -> None:
+        """Send what is owed, and close every connection. Safe to call twice."""
+        await self.watcher.close()
+        if self.database.is_open:
+            await self.hints.close()
+        await self.database.close()
+
+
+class Clients:
+    """The clients of one app."""
+
+    def __init__(self, address: Address, settings: Callable[[], Settings], *, wake: Wake) -> None:
+        self._address = address
+        self._settings = settings
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._forget()
+        os.register_at_fork(after_in_child=_forgetting(self))
+
+    def _forget(self) -> None:
+        """A forked child has no part in its parent's connections."""
+        self._lock = threading.Lock()
+        self._open: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Opening] = weakref.WeakKeyDictionary()
+
+    @property
+    def are_open(self) -> bool:
+        """Whether any loop has one."""
+        with self._lock:
+            return any(not loop.is_closed() for loop in self._open)
+
+    async def get(self, *, prepared: bool = False) -> Client:
+        """The client of the running loop; with *prepared*, the schema is brought up to date first."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            opening = self._open.get(loop)
+            if opening is None:
+                opening = self._open[loop] = _Opening()
+        if opening.client is not None and not prepared:
+            return opening.client
+        async with opening.turn:
+            if opening.client is None:
+                opening.client = await self._make()
+                opening.closer = _close_with_loop(opening.client)
+                await anext(opening.closer)
+            if prepared:
+                await prepare(opening.client.database, partition_days=self._settings().partition_days)
+            return opening.client
+
+    async def _make(self) -> Client:
+        settings = self._settings()
+        dsn = await self._address.find()
+        client = Client(dsn, settings, wake=self._wake)
+        try:
+            await client.open(prepared_days=settings.partition_days if self._address.is_embedded else None)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def close(self) -> None:
+        """Close the client of the running loop, if it has one."""
+        with self._lock:
+            opening = self._open.pop(asyncio.get_running_loop(), None)
+        if opening is not None and opening.closer is not None:
+            await opening.closer.aclose()
+
+
+class _Opening:
+    """A loop's client, or the turn of those who want it to be made."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.client: Client | None = None
+        self.closer: AsyncGenerator[None, None] | None = None
+
+
+async def _close_with_loop(client: Client) -> AsyncGenerator[None, None]:
+    """A generator that is never finished: a loop that ends in good order closes those, and so the client."""
+    try:
+        yield
+    finally:
+        await client.close()
+
+
+def _forgetting(clients: Clients) -> Callable[[], Any]:
+    reference = weakref.ref(clients)
+
+    def forget() -> None:
+        found = reference()
+        if found is not None:
+            found._forget()
+
+    return forget

@@ -1,0 +1,269 @@
+"""From calls to stored jobs: in connections of the app's, or in the caller's own transaction."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from fencepost.client.draft import AroundEnqueue, drafted
+from fencepost.client.handle import Handle
+from fencepost.client.options import Options
+from fencepost.domain.ids import new_id
+from fencepost.domain.job import NewJob, Unique
+from fencepost.errors import FencepostError, InvalidJob
+from fencepost.settings import Settings, from_environment
+from fencepost.transactions import Adapter
+from fencepost.types.jobtype import JobType
+from fencepost.types.unique import UniqueBy
+
+if TYPE_CHECKING:
+    from fencepost.client.address import Address
+    from fencepost.client.clients import Client, Clients
+    from fencepost.client.portal import Portal
+    from fencepost.store.enqueueing import Enqueued
+
+T = TypeVar("T")
+Dsn = str | Callable[[], str]
+"""An address, or what tells it when connections are opened."""
+
+
+_making = threading.RLock()
+"""One thread at a time makes what an app has one of."""
+# Whoever held it in the parent isn't in the child.
+os.register_at_fork(after_in_child=lambda: globals().update(_making=threading.RLock()))
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call of a job's function, to be enqueued: made by `Job.call`."""
+
+    job_type: JobType
+    payload: bytes
+    arguments: Callable[[], Mapping[str, Any]]
+    """The arguments as JSON has them, with the function's defaults."""
+    options: Options
+    result_decoder: Any = None
+
+
+class Producer:
+    """
+    What an app enqueues with. Nothing is imported, opened or started before it is needed.
+
+    The connections it opens belong to the event loop that needed them.
+    """
+
+    def __init__(self, dsn: Dsn | None, schema: str | None, settings: Settings | None) -> None:
+        self._dsn = dsn
+        self._schema = schema
+        self._given = settings
+        self._settings: Settings | None = None
+        self._address: Address | None = None
+        self._clients: Clients | None = None
+        self._portal: Portal | None = None
+        self.around: list[AroundEnqueue] = []
+        self.listeners: list[Callable[[Any], object]] = []
+        self.wakers: list[Callable[[Iterable[int]], None]] = []
+        """Workers in this process."""
+
+    @property
+    def settings(self) -> Settings:
+        """The app's settings: those it was given, else those of the environment. Raises InvalidSettings."""
+        if self._settings is None:
+            settings = self._given or from_environment()
+            if self._schema is not None:
+                settings = msgspec.structs.replace(settings, schema=self._schema)
+            self._settings = settings
+        return self._settings
+
+    @property
+    def address(self) -> Address:
+        """Where the jobs are."""
+        with _making:
+            if self._address is None:
+                from fencepost.client.address import Address
+
+                self._address = Address(self._dsn, lambda: self.settings)
+            return self._address
+
+    @property
+    def clients(self) -> Clients:
+        """The clients of every loop."""
+        with _making:
+            if self._clients is None:
+                from fencepost.client.clients import Clients
+
+                self._clients = Clients(self.address, lambda: self.settings, wake=self._wake)
+            return self._clients
+
+    async def client(self) -> Client:
+        """The client of the running loop, open. Raises DatabaseUnavailable and InvalidSettings."""
+        return await self.clients.get()
+
+    def _wake(self, queue_ids: Iterable[int]) -> None:
+        for wake in self.wakers:
+            wake(queue_ids)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run *work* in a loop of another thread, and wait for what comes of it."""
+        with _making:
+            if self._portal is None:
+                from fencepost.client.portal import Portal
+
+                self._portal = Portal(self.close_here)
+            portal = self._portal
+        return portal.run(work)
+
+    def use(self, dsn: Dsn | None, settings: Settings | None) -> None:
+        """From now on the jobs are there. What is open must have been closed before."""
+        self._dsn, self._given, self._schema = dsn, settings, None
+        self._settings = self._address = self._clients = None
+
+    def default_to(self, settings: Settings) -> None:
+        """Use *settings* unless there were some given."""
+        if self._given is None:
+            self._given, self._settings = settings, None
+
+    def own_address(self) -> tuple[str | None, str | None]:
+        """The dsn and the schema that were given; None for what comes from the settings."""
+        return (self._dsn() if callable(self._dsn) else self._dsn), self._schema
+
+    def stop(self) -> None:
+        """End the loop for sync callers, and close what it has open. Blocks; the next `wait` starts another."""
+        if self._portal is not None:
+            self._portal.stop()
+
+    async def close_here(self) -> None:
+        """Close what is open in the running loop; the embedded server too, when nothing else uses it."""
+        if self._clients is None:
+            return
+        await self._clients.close()
+        if not self._clients.are_open and self.address.is_embedded:
+            import asyncio
+
+            await asyncio.to_thread(self.address.release)
+
+    async def enqueue(self, calls: Sequence[Call], adapter: Adapter | None) -> list[Handle[Any]]:
+        """
+        Store the jobs of *calls*, all or none.
+
+        Raises InvalidJob, KeyConflict, WrongConnection, DatabaseUnavailable, and in the caller's
+        connection what its driver raises.
+        """
+        if not calls:
+            return []
+        stored: Sequence[Enqueued] | None = None
+        with _traced(calls), drafted(self.around, [self._new_job(call) for call in calls]) as jobs:
+            stored = await (self._store(jobs) if adapter is None else self._store_in(adapter, jobs))
+        return self._handles(calls, jobs, stored, adapter)
+
+    def enqueue_sync(self, calls: Sequence[Call], adapter: Adapter | None) -> list[Handle[Any]]:
+        """
+        The same for sync callers: in a sync connection, or else by way of another thread's loop.
+
+        All but the storing happens in the caller's thread, where its context is.
+        """
+        if not calls:
+            return []
+        stored: Sequence[Enqueued] | None = None
+        with _traced(calls), drafted(self.around, [self._new_job(call) for call in calls]) as jobs:
+            stored = self.wait(self._store(jobs)) if adapter is None else self._store_in_sync(adapter, jobs)
+        return self._handles(calls, jobs, stored, adapter)
+
+    async def _store(self, jobs: list[NewJob]) -> Sequence[Enqueued]:
+        return await (await self.client()).jobs.enqueue(jobs)
+
+    async def _store_in(self, adapter: Adapter, jobs: list[NewJob]) -> Sequence[Enqueued]:
+        from fencepost.store.enqueueing import encode_jobs, enqueue_sql, read_answer
+
+        return read_answer(await adapter.fetch_value(enqueue_sql(self.settings.schema), encode_jobs(jobs)), jobs)
+
+    def _store_in_sync(self, adapter: Adapter, jobs: list[NewJob]) -> Sequence[Enqueued]:
+        from fencepost.store.enqueueing import encode_jobs, enqueue_sql, read_answer
+
+        return read_answer(adapter.fetch_value_sync(enqueue_sql(self.settings.schema), encode_jobs(jobs)), jobs)
+
+    def _handles(
+        self, calls: Sequence[Call], jobs: Sequence[NewJob], stored: Sequence[Enqueued] | None, adapter: Adapter | None
+    ) -> list[Handle[Any]]:
+        if stored is None:
+            raise FencepostError("a function around the enqueue caught its error and raised none, so nothing is known")
+        if self.listeners:
+            self._tell(jobs, stored)
+        return [
+            Handle(
+                self,
+                one.id,
+                effect=_EFFECTS.get(one.effect, one.effect),
+                decoder=call.result_decoder,
+                may_appear=adapter is not None,
+            )
+            for call, one in zip(calls, stored, strict=True)
+        ]
+
+    def _tell(self, jobs: Sequence[NewJob], stored: Sequence[Enqueued]) -> None:
+        from fencepost.telemetry.events import Hooks, JobEnqueued
+
+        hooks = Hooks(self.listeners)
+        for job, one in zip(jobs, stored, strict=True):
+            if one.is_new:
+                hooks.emit(JobEnqueued(one.id, job.type, job.queue))
+
+    def _new_job(self, call: Call) -> NewJob:
+        options, job_type = call.options, call.job_type
+        if len(call.payload) > self.settings.max_payload_bytes:
+            raise InvalidJob(
+                f"takes {len(call.payload):,} bytes; the limit is {self.settings.max_payload_bytes:,}", field="payload"
+            )
+        expires = options.expires_seconds
+        if expires is None and options.expires_at is None:
+            expires = job_type.expires_seconds
+        return NewJob(
+            id=new_id(),
+            type=job_type.name,
+            queue=job_type.queue if options.queue is None else options.queue,
+            priority=job_type.priority if options.priority is None else options.priority,
+            payload=call.payload,
+            max_attempts=options.max_attempts or job_type.max_attempts or self.settings.max_attempts,
+            run_at=options.run_at,
+            delay_seconds=options.delay_seconds,
+            timeout_seconds=options.timeout_seconds,
+            idempotency_key=options.idempotency_key,
+            unique=_unique(call),
+            tags=options.tags,
+            metadata=options.metadata,
+            trace_context=_trace_context(),
+            expires_at=options.expires_at,
+            expires_seconds=expires,
+        )
+
+
+_EFFECTS = {"stored": "created"}
+
+
+def _unique(call: Call) -> Unique | None:
+    unique = call.options.unique
+    return unique.unique(call.arguments()) if isinstance(unique, UniqueBy) else unique
+
+
+def _traced(calls: Sequence[Call]) -> AbstractContextManager[None]:
+    """A span around an enqueue. Without OpenTelemetry's API imported there is none, and importing it takes long."""
+    if "opentelemetry" not in sys.modules:
+        return nullcontext()
+    from fencepost.telemetry.tracing import enqueue_span
+
+    queues = {call.options.queue or call.job_type.queue for call in calls}
+    return enqueue_span([call.job_type.name for call in calls], queues.pop() if len(queues) == 1 else None)
+
+
+def _trace_context() -> str | None:
+    """The caller's trace, or the enqueue's own span in it."""
+    if "opentelemetry" not in sys.modules:
+        return None
+    from fencepost.telemetry.tracing import current_traceparent
+
+    return current_traceparent()

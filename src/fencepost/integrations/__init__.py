@@ -1,0 +1,1 @@
+"""What fits fencepost into other frameworks, where a few lines in an example aren't enough."""

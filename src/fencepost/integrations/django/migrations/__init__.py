@@ -1,0 +1,1 @@
+"""One migration for each release of fencepost that changes its schema."""

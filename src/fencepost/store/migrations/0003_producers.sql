@@ -1,0 +1,728 @@
+-- What producers need: unique keys, tags, metadata, expiry, and functions that store jobs in anybody's transaction.
+--
+-- Locks: jobs and its partitions against everything for an instant, to add columns that are null in all rows there are
+-- (nothing is rewritten); otherwise creates only. Behind a long transaction the runner gives up and tries again.
+
+alter table fencepost.jobs
+    add column unique_key text,
+    add column tags text[],
+    add column metadata jsonb,
+    add column trace_context text,
+    add column expires_at timestamptz;
+comment on column fencepost.jobs.unique_key is 'As asked for. Which job holds a key is in unique_keys.';
+comment on column fencepost.jobs.expires_at is 'Not started by then, it is never started.';
+
+create table fencepost.unique_keys (
+    type text not null,
+    key text not null check (octet_length(key) between 1 and 255),
+    job_id uuid not null,
+    queue_id int not null,
+    until text not null check (until in ('started', 'finished', 'period')),
+    expires_at timestamptz,
+    primary key (type, key),
+    check ((until = 'period') = (expires_at is not null))
+);
+comment on table fencepost.unique_keys is 'The last job stored under a unique key. Whether it stands in the way of another is told by where it is; nothing but an enqueue and retention ever writes here.';
+comment on column fencepost.unique_keys.until is 'started: while it is pending and has not begun; finished: while it is pending or processing; period: until expires_at.';
+
+create function fencepost.new_id() returns uuid
+language sql volatile
+set search_path = pg_catalog
+as $$
+    -- A UUIDv7 of this moment: 48 bits of milliseconds, 12 of their fraction, 62 random ones, as the library has it.
+    select cast(
+               lpad(to_hex(micros / 1000), 12, '0') || '7' || lpad(to_hex(micros % 1000 * 4096 / 1000), 3, '0')
+               || right(replace(cast(gen_random_uuid() as text), '-', ''), 16) as uuid
+           )
+      from (select cast(floor(extract(epoch from clock_timestamp()) * 1000000) as bigint) as micros) clock
+$$;
+
+create function fencepost.store_jobs(jobs jsonb, places jsonb, moment timestamptz, left_out int[]) returns void
+language plpgsql volatile
+set search_path = pg_catalog
+as $$
+-- Stores all jobs but those at the places left_out (null: all of them), at a moment of the clock at which this
+-- transaction had its id already. For enqueue_jobs only.
+begin
+    with accepted as materialized (
+        select coalesce(i.queue_id, cast(store_jobs.places ->> i.queue as int)) as queue_id, i.id, i.type,
+               coalesce(i.priority, 0) as priority, i.payload, i.max_attempts, i.timeout_seconds, i.idempotency_key,
+               i.request_id, i.unique ->> 'key' as unique_key, i.tags, i.metadata, i.trace_context, i.run_at,
+               i.delay_microseconds, i.expires_at, i.expires_microseconds
+          from rows from (
+                   jsonb_to_recordset(store_jobs.jobs) as (
+                       id uuid, queue_id int, queue text, type text, priority smallint, payload jsonb,
+                       max_attempts smallint, timeout_seconds float8, run_at timestamptz, delay_microseconds bigint,
+                       idempotency_key text, request_id text, "unique" jsonb, tags text[], metadata jsonb,
+                       trace_context text, expires_at timestamptz, expires_microseconds bigint
+                   )
+               ) with ordinality as i (
+                   id, queue_id, queue, type, priority, payload, max_attempts, timeout_seconds, run_at,
+                   delay_microseconds, idempotency_key, request_id, "unique", tags, metadata, trace_context, expires_at,
+                   expires_microseconds, number
+               )
+         where not exists (select from unnest(left_out) as o (place) where o.place = i.number - 1)
+    ),
+    stored as (
+        insert into fencepost.jobs (
+            id, queue_id, type, priority, payload, max_attempts, timeout_seconds, idempotency_key, request_id,
+            created_at, unique_key, tags, metadata, trace_context, expires_at
+        )
+        -- A payload of null arrives as SQL's.
+        select a.id, a.queue_id, a.type, a.priority, coalesce(a.payload, jsonb 'null'), a.max_attempts,
+               a.timeout_seconds, a.idempotency_key, a.request_id, moment, a.unique_key, a.tags, a.metadata,
+               a.trace_context, coalesce(a.expires_at, moment + a.expires_microseconds * interval '1 microsecond')
+          from accepted a
+    )
+    insert into fencepost.pending (id, queue_id, priority, attempts, token, run_at)
+    select a.id, a.queue_id, a.priority, 0, 0,
+           greatest(coalesce(a.run_at, moment + a.delay_microseconds * interval '1 microsecond'), moment)
+      from accepted a;
+end
+$$;
+
+create function fencepost.places_of(jobs jsonb) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog
+as $$
+-- The ids of the queues that jobs name, by name; queues and lanes that are new are made. For enqueue_jobs only.
+--
+-- A queue or a lane that another open transaction has just made is waited for. Both stay for ever, so that concerns
+-- the first job of each.
+declare
+    known jsonb := '{}';
+    place record;
+    found_id int;
+begin
+    for place in
+        select distinct i.queue as name, coalesce(i.priority, 0) as priority
+          from jsonb_to_recordset(jobs) as i (queue_id int, queue text, priority smallint)
+         where i.queue_id is null
+         order by 1, 2
+    loop
+        loop
+            select q.id into found_id from fencepost.queues q where q.name = place.name;
+            exit when found;
+            insert into fencepost.queues (name) values (place.name) on conflict (name) do nothing;
+        end loop;
+        if not exists (select from fencepost.lanes l where l.queue_id = found_id and l.priority = place.priority) then
+            insert into fencepost.lanes (queue_id, priority) values (found_id, place.priority) on conflict do nothing;
+        end if;
+        known := known || jsonb_build_object(place.name, found_id);
+    end loop;
+    return known;
+end
+$$;
+
+create function fencepost.store_unique(job jsonb, places jsonb, moment timestamptz) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog
+set enable_seqscan = off
+as $$
+-- Stores a job whose unique key another one may hold, or does what its mode says. For enqueue_jobs only.
+--
+-- Returns what it did if it isn't just that it stored the job: effect, and the id that the caller gets; queue_id and
+-- run_at of a waiting job that was moved, or held back until this transaction ends.
+--
+-- Locks: the key's row, so that requests with one key take turns; then the row of the waiting job that is to be
+-- changed, or that must not start yet:
+--
+--     this transaction                    claim
+--     changes a row of its own
+--     asks for a job, until = started;
+--     one waits: this request is skipped,
+--     since that one will see the change
+--                                         skips the waiting job: it is locked. Had it been taken, it would
+--                                         have run before the change was there, and nothing would run after
+--     commits
+--                                         takes the job, which sees the change
+--
+-- A job that is just being moved by others is found nowhere, or not where it was: it is looked at again, in a new
+-- snapshot. Where there is no new one (repeatable read), PostgreSQL refuses and the caller has to start again.
+declare
+    asked record;
+    holder record;
+    place record;
+    waiting fencepost.pending;
+    target timestamptz;
+    unstarted boolean;
+    stands boolean;
+begin
+    select cast(job ->> 'id' as uuid) as id, job ->> 'type' as type,
+           cast(coalesce(job ->> 'queue_id', places ->> (job ->> 'queue')) as int) as queue_id,
+           i.key, i.until, coalesce(i.mode, 'skip') as mode,
+           case when i.until = 'period' then moment + i.period_microseconds * interval '1 microsecond' end as expires_at,
+           greatest(
+               coalesce(
+                   cast(job ->> 'run_at' as timestamptz),
+                   moment + cast(job ->> 'delay_microseconds' as bigint) * interval '1 microsecond'
+               ),
+               moment
+           ) as run_at
+      into asked
+      from jsonb_to_record(job -> 'unique') as i (key text, until text, period_microseconds bigint, mode text);
+    for round in 1 .. 100 loop
+        insert into fencepost.unique_keys (type, key, job_id, queue_id, until, expires_at)
+        values (asked.type, asked.key, asked.id, asked.queue_id, asked.until, asked.expires_at)
+            on conflict (type, key) do nothing;
+        if found then
+            perform fencepost.store_jobs(jsonb_build_array(job), places, moment, null);
+            return null;
+        end if;
+        select k.job_id, k.queue_id, k.until, k.expires_at
+          into holder
+          from fencepost.unique_keys k
+         where k.type = asked.type
+           and k.key = asked.key
+           for update;
+        -- Retention removed it in between.
+        continue when not found;
+        select p.attempts, p.id is not null as waits, l.id is not null as runs
+          into place
+          from (select) one
+          left join lateral (
+            select p.id, p.attempts from fencepost.pending p where p.id = holder.job_id and p.queue_id = holder.queue_id
+          ) p on true
+          left join lateral (
+            select l.id from fencepost.leases l where l.id = holder.job_id and l.queue_id = holder.queue_id
+          ) l on true;
+        unstarted := place.waits and place.attempts = 0;
+        stands := case holder.until when 'started' then unstarted
+                                    when 'finished' then place.waits or place.runs
+                                    else holder.expires_at > clock_timestamp() end;
+        if unstarted and stands and (asked.mode <> 'skip' or 'started' in (holder.until, asked.until)) then
+            select p.*
+              into waiting
+              from fencepost.pending p
+             where p.id = holder.job_id
+               and p.queue_id = holder.queue_id
+               for update;
+            continue when not found or waiting.attempts > 0;
+        else
+            waiting := null;
+        end if;
+        if stands and (waiting.id is null or asked.mode = 'skip') then
+            return jsonb_strip_nulls(
+                jsonb_build_object(
+                    'effect', 'skipped', 'id', holder.job_id, 'queue_id', waiting.queue_id, 'run_at', waiting.run_at
+                )
+            );
+        end if;
+        if stands and asked.mode in ('earliest', 'latest') then
+            -- Not before the clock of a moment at which this transaction had its id, as if it were inserted.
+            target := case asked.mode when 'earliest' then least(waiting.run_at, asked.run_at)
+                                      else greatest(waiting.run_at, asked.run_at) end;
+            if target = waiting.run_at then
+                return jsonb_build_object(
+                    'effect', 'skipped', 'id', holder.job_id, 'queue_id', waiting.queue_id, 'run_at', waiting.run_at
+                );
+            end if;
+            update fencepost.pending p set run_at = target where p.id = waiting.id and p.queue_id = waiting.queue_id;
+            return jsonb_build_object(
+                'effect', 'rescheduled', 'id', waiting.id, 'queue_id', waiting.queue_id, 'run_at', target
+            );
+        end if;
+        if stands then
+            perform fencepost.cancel_replaced(waiting.id, waiting.queue_id, asked.id);
+        end if;
+        update fencepost.unique_keys k
+           set job_id = asked.id, queue_id = asked.queue_id, until = asked.until, expires_at = asked.expires_at
+         where k.type = asked.type
+           and k.key = asked.key;
+        perform fencepost.store_jobs(jsonb_build_array(job), places, moment, null);
+        return case when stands
+                    then jsonb_build_object('effect', 'replaced', 'id', asked.id, 'replaced', waiting.id) end;
+    end loop;
+    raise exception 'the job with the unique key % kept moving; try again', asked.key
+        using errcode = 'serialization_failure';
+end
+$$;
+
+create function fencepost.cancel_replaced(waiting uuid, its_queue int, successor uuid) returns void
+language plpgsql volatile
+set search_path = pg_catalog
+as $$
+-- Ends a waiting job, whose row is locked, in favour of another with its unique key. For enqueue_jobs only.
+--
+-- The history says by which. The entry takes a token of its own, since the job's last one may have an entry already.
+declare
+    gone record;
+begin
+    delete from fencepost.pending p
+     where p.id = waiting
+       and p.queue_id = its_queue
+    returning p.attempts, p.token + 1 as token
+         into strict gone;
+    insert into fencepost.finished (id, queue_id, status, attempts, token, started_at, finished_at)
+    values (
+        waiting, its_queue, 'cancelled', gone.attempts, gone.token,
+        (
+            select a.started_at
+              from fencepost.attempts a
+             where a.id = waiting
+               and a.queue_id = its_queue
+             order by a.token desc
+             limit 1
+        ),
+        clock_timestamp()
+    );
+    insert into fencepost.attempts (
+        id, queue_id, token, attempt, outcome, worker_id, started_at, ended_at, error_type, error
+    )
+    values (
+        waiting, its_queue, gone.token, gone.attempts, 'cancelled', uuid '00000000-0000-0000-0000-000000000000',
+        clock_timestamp(), clock_timestamp(), 'Replaced',
+        format('job %s has the same unique key and took its place before it started', successor)
+    );
+end
+$$;
+
+create function fencepost.store_keyed(jobs jsonb, places jsonb, moment timestamptz) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog
+as $$
+-- Stores jobs of which some have an idempotency key or a unique one. For enqueue_jobs only.
+--
+-- Returns an array of what became of those that were not just stored: place, id, effect.
+--
+-- Locks: keys, in their order, idempotency keys first, so that two calls with the same keys can't deadlock. A key
+-- that another open transaction holds is waited for.
+declare
+    known int[];
+    contested int[];
+    answers jsonb := '[]';
+    unused jsonb := '{}';
+    item record;
+    answer jsonb;
+begin
+    with asked as (
+        select i.number - 1 as place, i.id, i.queue_id, i.queue, i.idempotency_key, i.schedule
+          from rows from (
+                   jsonb_to_recordset(jobs) as (id uuid, queue_id int, queue text, idempotency_key text, schedule text)
+               ) with ordinality as i (id, queue_id, queue, idempotency_key, schedule, number)
+         where i.idempotency_key is not null
+    ),
+    made as (
+        insert into fencepost.idempotency_keys (key, job_id, queue_id, schedule)
+        select a.idempotency_key, a.id, coalesce(a.queue_id, cast(places ->> a.queue as int)), a.schedule
+          from asked a
+         order by a.idempotency_key collate "C", a.place
+            on conflict (key) do nothing
+        returning job_id
+    )
+    select coalesce(array_agg(a.place), '{}')
+      into known
+      from asked a
+     where a.id not in (select m.job_id from made m);
+    with asked as (
+        select i.number - 1 as place, i.id, coalesce(i.queue_id, cast(places ->> i.queue as int)) as queue_id, i.type,
+               i."unique" ->> 'key' as key, i."unique" ->> 'until' as until,
+               case when i."unique" ->> 'until' = 'period'
+                    then moment + cast(i."unique" ->> 'period_microseconds' as bigint) * interval '1 microsecond'
+                    end as expires_at
+          from rows from (
+                   jsonb_to_recordset(jobs) as (id uuid, queue_id int, queue text, type text, "unique" jsonb)
+               ) with ordinality as i (id, queue_id, queue, type, "unique", number)
+         where i."unique" ->> 'key' is not null
+           and not exists (select from unnest(known) as o (place) where o.place = i.number - 1)
+    ),
+    made as (
+        -- Keys that nobody holds, which are most, are taken at once.
+        insert into fencepost.unique_keys (type, key, job_id, queue_id, until, expires_at)
+        select a.type, a.key, a.id, a.queue_id, a.until, a.expires_at
+          from asked a
+         order by a.type collate "C", a.key collate "C", a.place
+            on conflict (type, key) do nothing
+        returning job_id
+    )
+    select coalesce(array_agg(a.place), '{}')
+      into contested
+      from asked a
+     where a.id not in (select m.job_id from made m);
+    perform fencepost.store_jobs(jobs, places, moment, known || contested);
+    for item in
+        select i.number - 1 as place, i.job, i.job ->> 'idempotency_key' as idempotency_key
+          from jsonb_array_elements(jobs) with ordinality as i (job, number)
+          join unnest(contested) as o (place) on o.place = i.number - 1
+         order by (i.job ->> 'type') collate "C", (i.job -> 'unique' ->> 'key') collate "C", i.number
+    loop
+        answer := fencepost.store_unique(item.job, places, moment);
+        continue when answer is null;
+        answers := answers || (answer || jsonb_build_object('place', item.place));
+        if answer ->> 'effect' <> 'replaced' and item.idempotency_key is not null then
+            -- It made no job, so it stays free: the same request may make one later.
+            delete from fencepost.idempotency_keys k
+             where k.key = item.idempotency_key
+               and k.job_id = cast(item.job ->> 'id' as uuid);
+            unused := unused || jsonb_build_object(item.idempotency_key, answer);
+        end if;
+    end loop;
+    if cardinality(known) > 0 then
+        answers := answers || fencepost.replays(jobs, places, known, unused);
+    end if;
+    return answers;
+end
+$$;
+
+create function fencepost.replays(jobs jsonb, places jsonb, known int[], unused jsonb) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog
+set enable_seqscan = off
+as $$
+-- What the idempotency keys of some places have made, and whether those requests ask for the same again. unused: keys
+-- that the same call has let go of, with what to answer. For enqueue_jobs only.
+--
+-- Payloads are compared as jsonb: order of keys, white space and spelling of numbers don't matter.
+declare
+    answers jsonb;
+begin
+    select coalesce(
+               jsonb_agg(
+                   case when k.job_id is null and unused ? i.idempotency_key then unused -> i.idempotency_key
+                        else jsonb_strip_nulls(
+                            jsonb_build_object(
+                                'id', k.job_id,
+                                'effect',
+                                case when k.job_id is null then 'key_gone'
+                                     when j.type = i.type
+                                         and j.queue_id = coalesce(i.queue_id, cast(places ->> i.queue as int))
+                                         and j.priority = coalesce(i.priority, 0)
+                                         and j.payload = coalesce(i.payload, jsonb 'null')
+                                         and j.max_attempts = i.max_attempts
+                                         and j.timeout_seconds is not distinct from i.timeout_seconds
+                                         and j.tags is not distinct from i.tags
+                                         and j.metadata is not distinct from i.metadata
+                                         and k.schedule = i.schedule then 'replayed'
+                                     else 'conflict' end,
+                                'gone', case when k.job_id is not null and j.id is null then true end
+                            )
+                        ) end
+                   || jsonb_build_object('place', i.number - 1)
+               ),
+               '[]'
+           )
+      into answers
+      from rows from (
+               jsonb_to_recordset(jobs) as (
+                   queue_id int, queue text, type text, priority smallint, payload jsonb, max_attempts smallint,
+                   timeout_seconds float8, idempotency_key text, schedule text, tags text[], metadata jsonb
+               )
+           ) with ordinality as i (
+               queue_id, queue, type, priority, payload, max_attempts, timeout_seconds, idempotency_key, schedule, tags,
+               metadata, number
+           )
+      join unnest(known) as o (place) on o.place = i.number - 1
+      left join lateral (
+        select k.job_id, k.queue_id, k.schedule
+          from fencepost.idempotency_keys k
+         where k.key = i.idempotency_key
+         limit 1
+      ) k on true
+      left join lateral (
+        select j.* from fencepost.jobs j where j.id = k.job_id and j.queue_id = k.queue_id limit 1
+      ) j on true;
+    return answers;
+end
+$$;
+
+create function fencepost.wake_up(jobs jsonb, places jsonb, moment timestamptz, answers jsonb) returns void
+language plpgsql volatile
+set search_path = pg_catalog
+as $$
+-- Tells workers, when this transaction commits, which queues have something due by then or within a minute. What is
+-- due later they find by themselves. For enqueue_jobs only.
+declare
+    due text;
+    schema text;
+begin
+    with answered as materialized (
+        select cast(e.answer ->> 'place' as int) as place, e.answer from jsonb_array_elements(answers) as e (answer)
+    )
+    select string_agg(cast(d.id as text), ',' order by d.id)
+      into due
+      from (
+          select coalesce(cast(a.answer ->> 'queue_id' as int), i.queue_id, cast(places ->> i.queue as int)) as id
+            from rows from (
+                     jsonb_to_recordset(jobs) as (
+                         queue_id int, queue text, run_at timestamptz, delay_microseconds bigint
+                     )
+                 ) with ordinality as i (queue_id, queue, run_at, delay_microseconds, number)
+            left join answered a on a.place = i.number - 1
+           where case when a.answer is null or a.answer ->> 'effect' = 'replaced'
+                      then coalesce(i.run_at, moment + i.delay_microseconds * interval '1 microsecond', moment)
+                      else cast(a.answer ->> 'run_at' as timestamptz) end < moment + interval '1 minute'
+           group by 1
+           order by 1
+           limit 500
+      ) d;
+    if due is not null then
+        select n.nspname
+          into schema
+          from pg_class c
+          join pg_namespace n on n.oid = c.relnamespace
+         where c.oid = cast('fencepost.jobs' as regclass);
+        perform pg_notify('fencepost:' || schema, 'due ' || due);
+    end if;
+end
+$$;
+
+create function fencepost.enqueue_jobs(jobs jsonb, wake boolean default true, whole boolean default true) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog
+as $$
+-- Stores jobs, in whatever transaction it is called in. What the library calls; for people there is enqueue.
+--
+-- jobs is an array of objects: id (a UUIDv7), type, queue (or queue_id, of a queue and lane that are known), payload,
+-- priority, max_attempts, timeout_seconds, run_at or delay_microseconds, request_id, tags, metadata, trace_context,
+-- expires_at or expires_microseconds, idempotency_key with schedule (the times as asked for, in words: what else a
+-- repeated request must repeat), and unique: an object of key, until, mode, period_microseconds.
+-- wake: whether to notify workers of what is due soon.
+--
+-- Returns created_at, and differing: an array of what became of those jobs that were not just stored, with place (from
+-- 0), id and effect: replayed, skipped, rescheduled (id is the job that is there), replaced (id is the new job),
+-- conflict or key_gone (the idempotency key belongs to another request, or is being removed). With one of the last two
+-- nothing at all is stored and nothing changed, and the caller's transaction can go on. quiet is there when no job was
+-- stored or moved.
+--
+-- whole: false is for jobs of several callers in a transaction of its own. Then one that is refused leaves the others
+-- stored, and a key that another open transaction holds isn't waited for: the call fails with lock_not_available.
+--
+-- Locks: what store_keyed and store_unique say. The clock is read when this transaction has its id: a claim that passes
+-- run_at without seeing the row knows whom to wait for.
+declare
+    moment timestamptz;
+    places jsonb;
+    answers jsonb := '[]';
+    refused jsonb;
+    answer jsonb;
+begin
+    perform pg_current_xact_id();
+    moment := clock_timestamp();
+    if jobs @? '$[*] ? (exists (@.queue) || exists (@.idempotency_key) || exists (@.unique))' then
+        if not whole then
+            perform set_config('lock_timeout', '100ms', true);
+        end if;
+        places := fencepost.places_of(jobs);
+        if not whole or not jobs @? '$[*].idempotency_key' then
+            answers := fencepost.store_keyed(jobs, places, moment);
+        else
+            begin
+                answers := fencepost.store_keyed(jobs, places, moment);
+                refused := jsonb_path_query_array(answers, '$[*] ? (@.effect == "conflict" || @.effect == "key_gone")');
+                if jsonb_array_length(refused) > 0 then
+                    raise exception using errcode = 'FP001', message = 'undo';
+                end if;
+            exception when sqlstate 'FP001' then
+                -- Variables are not undone.
+                return jsonb_build_object('created_at', moment, 'differing', refused, 'quiet', true);
+            end;
+        end if;
+    else
+        perform fencepost.store_jobs(jobs, null, moment, null);
+    end if;
+    if wake then
+        perform fencepost.wake_up(jobs, places, moment, answers);
+    end if;
+    answer := jsonb_build_object('created_at', moment, 'differing', answers);
+    if jsonb_array_length(answers) = jsonb_array_length(jobs)
+        and not answers @? '$[*] ? (@.effect == "replaced" || @.run_at != null)'
+    then
+        answer := answer || jsonb '{"quiet": true}';
+    end if;
+    return answer;
+end
+$$;
+
+create function fencepost.enqueue(
+    type text,
+    payload jsonb default '{}',
+    queue text default 'default',
+    priority int default 0,
+    max_attempts int default 5,
+    run_at timestamptz default null,
+    delay interval default null,
+    timeout interval default null,
+    expires interval default null,
+    idempotency_key text default null,
+    unique_key text default null,
+    unique_until text default null,
+    unique_period interval default null,
+    unique_mode text default null,
+    tags text[] default null,
+    metadata jsonb default null
+) returns uuid
+language plpgsql volatile
+set search_path = pg_catalog
+as $$
+-- Stores one job in the caller's transaction: it is there when that commits, and not at all if it rolls back.
+--
+-- Returns the id of the job, or of the one that is there already under the idempotency key or the unique key. Raises
+-- 22023 (invalid_parameter_value) with a message that begins with the argument's name, and FP001 when the idempotency
+-- key was used for another request. Locks: what enqueue_jobs says.
+declare
+    job jsonb;
+    answer jsonb;
+    until text := coalesce(unique_until, case when unique_period is null then 'finished' else 'period' end);
+begin
+    perform fencepost.check_job(
+        type, payload, queue, priority, max_attempts, run_at, delay, timeout, expires, idempotency_key, tags, metadata
+    );
+    perform fencepost.check_unique(unique_key, unique_until, until, unique_period, unique_mode);
+    job := jsonb_build_object(
+        'id', fencepost.new_id(), 'queue', queue, 'type', type, 'payload', payload, 'priority', priority,
+        'max_attempts', max_attempts, 'timeout_seconds', extract(epoch from timeout), 'run_at', run_at,
+        'delay_microseconds', cast(extract(epoch from delay) * 1000000 as bigint), 'tags', nullif(tags, '{}'),
+        'metadata', metadata, 'expires_microseconds', cast(extract(epoch from expires) * 1000000 as bigint)
+    );
+    if unique_key is not null then
+        job := job || jsonb_build_object(
+            'unique',
+            jsonb_build_object(
+                'key', unique_key, 'until', until, 'mode', coalesce(unique_mode, 'skip'), 'period_microseconds',
+                cast(extract(epoch from unique_period) * 1000000 as bigint)
+            )
+        );
+    end if;
+    if idempotency_key is not null then
+        job := job || jsonb_build_object(
+            'idempotency_key', idempotency_key, 'schedule',
+            fencepost.schedule_of(run_at, delay, expires)
+            || case when unique_key is null then ''
+                    else format(
+                        ', unique until %s%s, %s, by %s', until,
+                        coalesce(' of ' || fencepost.seconds_of(unique_period) || 's', ''),
+                        coalesce(unique_mode, 'skip'), unique_key
+                    ) end
+        );
+    end if;
+    for round in 1 .. 5 loop
+        answer := fencepost.enqueue_jobs(jsonb_build_array(job)) -> 'differing' -> 0;
+        if answer is null or answer ->> 'effect' not in ('conflict', 'key_gone') then
+            return coalesce(answer ->> 'id', job ->> 'id');
+        end if;
+        exit when answer ->> 'effect' = 'conflict';
+    end loop;
+    if answer ->> 'effect' = 'key_gone' then
+        raise exception 'idempotency_key: its job is being removed right now; try again'
+            using errcode = 'serialization_failure';
+    end if;
+    raise exception 'idempotency_key: % already made job %; use a new key for a new request',
+        quote_literal(idempotency_key),
+        (answer ->> 'id')
+        || case when answer ? 'gone' then ', which has ended and was removed since' else ' from another request' end
+        using errcode = 'FP001';
+end
+$$;
+
+create function fencepost.check_job(
+    type text, payload jsonb, queue text, priority int, max_attempts int, run_at timestamptz, delay interval,
+    timeout interval, expires interval, idempotency_key text, tags text[], metadata jsonb
+) returns void
+language plpgsql stable
+set search_path = pg_catalog
+as $$
+-- Raises invalid_parameter_value when an argument of enqueue can't be. The same limits as the API's.
+declare
+    a_name constant text := 'must be 1 to 100 of the characters A-Z a-z 0-9 _ . : - '
+                            'and start with a letter, a digit or _, not ';
+    wrong text;
+    tag text;
+begin
+    wrong := case
+        when type is null or length(type) > 100 or type !~ '^[A-Za-z0-9_][A-Za-z0-9_.:-]*$' then
+            'type: ' || a_name || coalesce(quote_literal(left(type, 60)), 'null')
+        when payload is null then
+            'payload: must not be null; the JSON value null is jsonb ''null'' '
+        when queue is null or length(queue) > 100 or queue !~ '^[A-Za-z0-9_][A-Za-z0-9_.:-]*$' then
+            'queue: ' || a_name || coalesce(quote_literal(left(queue, 60)), 'null')
+        when priority is null or priority not between 0 and 100 then
+            format('priority: must be from 0 to 100, not %s', coalesce(cast(priority as text), 'null'))
+        when max_attempts is null or max_attempts not between 1 and 100 then
+            format('max_attempts: must be from 1 to 100, not %s', coalesce(cast(max_attempts as text), 'null'))
+        when run_at < timestamptz '1970-01-01 00:00+00' or run_at >= timestamptz '2100-01-01 00:00+00' then
+            format('run_at: must be between the years 1970 and 2099, not %s', run_at)
+        when run_at is not null and delay is not null then
+            'delay: can''t be given together with run_at; use one of them'
+        when delay < interval '0' or delay > interval '3650 days' then
+            format('delay: must be from 0 to ten years, not %s', delay)
+        when timeout < interval '1 ms' or timeout > interval '24 hours' then
+            format('timeout: must be from 1ms to 24h, not %s', timeout)
+        when expires < interval '1 ms' or expires > interval '3650 days' then
+            format('expires: must be from 1ms to ten years, not %s', expires)
+        when length(idempotency_key) > 255 or idempotency_key !~ '^[!-~]([ -~]*[!-~])?$' then
+            'idempotency_key: must be 1 to 255 printable ASCII characters, not '
+            || quote_literal(left(idempotency_key, 60))
+        when cardinality(tags) > 20 then
+            format('tags: must be at most 20, not %s', cardinality(tags))
+        when jsonb_typeof(metadata) <> 'object' then
+            'metadata: must be a JSON object'
+        when octet_length(cast(metadata as text)) > 16384 then
+            format('metadata: takes %s bytes; the limit is 16384', octet_length(cast(metadata as text)))
+    end;
+    foreach tag in array coalesce(tags, '{}') loop
+        if tag is null or octet_length(tag) not between 1 and 100 then
+            wrong := coalesce(
+                wrong, 'tags: each must take 1 to 100 bytes, not ' || coalesce(quote_literal(left(tag, 60)), 'null')
+            );
+        end if;
+    end loop;
+    if wrong is not null then
+        raise exception using errcode = 'invalid_parameter_value', message = trim(wrong);
+    end if;
+end
+$$;
+
+create function fencepost.check_unique(key text, asked_until text, until text, period interval, mode text) returns void
+language plpgsql stable
+set search_path = pg_catalog
+as $$
+-- Raises invalid_parameter_value when what enqueue is told about a unique key can't be.
+declare
+    wrong text;
+begin
+    wrong := case
+        when key is null and asked_until is not null then 'unique_until: needs a unique_key'
+        when key is null and period is not null then 'unique_period: needs a unique_key'
+        when key is null and mode is not null then 'unique_mode: needs a unique_key'
+        when octet_length(key) not between 1 and 255 then
+            format('unique_key: must take 1 to 255 bytes, not %s', octet_length(key))
+        when until not in ('started', 'finished', 'period') then
+            'unique_until: must be one of started, finished, period, not ' || quote_literal(left(until, 60))
+        when until = 'period' and period is null then
+            'unique_period: is needed with unique_until period'
+        when until <> 'period' and period is not null then
+            'unique_period: can''t be given together with unique_until ' || until
+        when period < interval '1 ms' or period > interval '3650 days' then
+            format('unique_period: must be from 1ms to ten years, not %s', period)
+        when mode not in ('skip', 'replace', 'earliest', 'latest') then
+            'unique_mode: must be one of skip, replace, earliest, latest, not ' || quote_literal(left(mode, 60))
+    end;
+    if wrong is not null then
+        raise exception using errcode = 'invalid_parameter_value', message = wrong;
+    end if;
+end
+$$;
+
+create function fencepost.seconds_of(length interval) returns text
+language sql stable
+set search_path = pg_catalog
+as $$
+    -- As Python writes a float.
+    select case when seconds like '%.%' or seconds like '%e%' then seconds else seconds || '.0' end
+      from (select cast(cast(extract(epoch from length) as float8) as text) as seconds) s
+$$;
+
+create function fencepost.schedule_of(run_at timestamptz, delay interval, expires interval) returns text
+language sql stable
+set search_path = pg_catalog
+as $$
+    -- The times as asked for, in the words that the library uses, so that either may repeat the other's key.
+    select case when run_at is not null
+                then 'at ' || to_char(run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS')
+                     || case when cast(extract(microseconds from run_at) as int) % 1000000 = 0 then ''
+                             else to_char(run_at at time zone 'UTC', '.US') end
+                     || '+00:00'
+                when delay is not null then 'in ' || fencepost.seconds_of(delay) || 's'
+                else 'now' end
+           || coalesce(', expires in ' || fencepost.seconds_of(expires) || 's', '')
+$$;

@@ -1,0 +1,4 @@
+-- Let the clock be PostgreSQL's again.
+update fencepost_clock.hands h
+   set at = null,
+       ahead = '0'

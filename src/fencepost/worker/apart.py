@@ -1,0 +1,167 @@
+"""
+Write the outcomes of attempts that may have completed their jobs by themselves.
+
+A handler can complete its job in a transaction of its own (`fencepost.complete`). Only
+the database knows how that ended, and while it is open the lease is locked. So these
+outcomes don't travel with the others:
+
+    handler's transaction               here
+    completes: the lease is deleted,
+    locked
+    does something slow
+    (its time is up: timed out)         takes the outcome
+                                        not completed, and the lease is locked: looks again later
+    commits                             completed: says so, and forgets the outcome
+    or rolls back                       the lease is free: writes the outcome
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from fencepost.domain import outcome as outcomes
+from fencepost.domain.job import Status
+from fencepost.domain.outcome import Outcome
+from fencepost.errors import DatabaseUnavailable
+from fencepost.store.workers import LeaseBusy
+from fencepost.worker.attempt import Attempt, Key
+
+log = logging.getLogger("fencepost.worker")
+
+SHORTEST_PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 1.0
+"""How often it is looked, in the end, whether an open transaction is over."""
+
+
+class ApartStore(Protocol):
+    """What this needs of the store."""
+
+    async def settle_apart(self, queue_id: int, outcome: Outcome, /) -> Status | None:
+        """Write one outcome as `settle` does. Raises LeaseBusy instead of waiting for whoever has the lease locked."""
+        ...
+
+    async def completed(self, queue_id: int, ended: Sequence[Key], /) -> set[Key]:
+        """Which of these attempts have completed their jobs."""
+        ...
+
+
+class _Waiting(msgspec.Struct):
+    outcome: Outcome
+    look_at: float = 0.0
+    pause: float = SHORTEST_PAUSE_SECONDS
+    is_bare: bool = False
+
+
+class Apart:
+    """
+    The outcomes that are written apart, for one worker.
+
+    *ended* is called once for each attempt, with how it ended after all and its job's new
+    status, or None when the lease was lost. While there are none, nothing runs.
+    """
+
+    def __init__(self, store: ApartStore, *, ended: Callable[[Attempt, Outcome, Status | None], None]) -> None:
+        self._store = store
+        self._ended = ended
+        self._waiting: dict[Attempt, _Waiting] = {}
+        self._arrived = asyncio.Event()
+        self._working: asyncio.Task[None] | None = None
+
+    def put(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Hand over an outcome: what is to be written if the attempt has not completed its job."""
+        self._waiting[attempt] = _Waiting(outcome)
+        self._arrived.set()
+        if self._working is None or self._working.done():
+            self._working = asyncio.get_running_loop().create_task(self._work(), name="fencepost-apart")
+
+    async def stop(self) -> None:
+        """Give up what isn't written. Its leases will expire, or its transactions commit."""
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait([self._working])
+
+    async def _work(self) -> None:
+        while self._waiting:
+            self._arrived.clear()
+            now = time.monotonic()
+            due: dict[int, list[Attempt]] = defaultdict(list)
+            for attempt, waiting in self._waiting.items():
+                if waiting.look_at <= now:
+                    due[attempt.lease.queue_id].append(attempt)
+            for queue_id, attempts in due.items():
+                await self._look_at(queue_id, attempts)
+            if self._waiting:
+                next_look = min(waiting.look_at for waiting in self._waiting.values())
+                alarm = asyncio.get_running_loop().call_later(next_look - time.monotonic(), self._arrived.set)
+                try:
+                    await self._arrived.wait()
+                finally:
+                    alarm.cancel()
+
+    async def _look_at(self, queue_id: int, attempts: list[Attempt]) -> None:
+        """One look at attempts of one queue. Those that stay are looked at later. Survives every error."""
+        try:
+            completed = await self._store.completed(queue_id, [attempt.key for attempt in attempts])
+            for attempt in attempts:
+                if attempt.key in completed:
+                    self._end(attempt, outcomes.succeeded(attempt.lease, None), Status.COMPLETED)
+                else:
+                    await self._write(attempt)
+        except DatabaseUnavailable as error:
+            log.warning("outcomes can't be written yet", extra={"reason": str(error)})
+        except Exception:
+            log.exception("fault while writing outcomes apart")
+        for attempt in attempts:
+            waiting = self._waiting.get(attempt)
+            if waiting is not None:
+                waiting.look_at = time.monotonic() + waiting.pause
+                waiting.pause = min(2 * waiting.pause, LONGEST_PAUSE_SECONDS)
+
+    async def _write(self, attempt: Attempt) -> None:
+        waiting = self._waiting[attempt]
+        queue_id = attempt.lease.queue_id
+        try:
+            status = await self._store.settle_apart(queue_id, waiting.outcome)
+        except (LeaseBusy, DatabaseUnavailable) as error:
+            if isinstance(error, DatabaseUnavailable):
+                raise
+            return
+        except Exception:
+            if waiting.is_bare:
+                log.exception("an outcome can't be written; its lease will expire", extra=_named(attempt))
+                self._end(attempt, waiting.outcome, None)
+            else:
+                log.exception("an outcome was refused; writing it bare", extra=_named(attempt))
+                waiting.outcome, waiting.is_bare = bare(waiting.outcome), True
+            return
+        # Gone between the two looks: it can have been committed just then.
+        if status is None and await self._store.completed(queue_id, [attempt.key]):
+            self._end(attempt, outcomes.succeeded(attempt.lease, None), Status.COMPLETED)
+        else:
+            self._end(attempt, waiting.outcome, status)
+
+    def _end(self, attempt: Attempt, outcome: Outcome, status: Status | None) -> None:
+        del self._waiting[attempt]
+        self._ended(attempt, outcome, status)
+
+
+def bare(outcome: Outcome) -> Outcome:
+    """An outcome that was refused, without what a handler put into it: the ending itself must be kept."""
+    return msgspec.structs.replace(
+        outcome,
+        result=None,
+        traceback=None,
+        error_type=outcome.error_type and "Unrecordable",
+        error=outcome.error and "the error's text could not be stored; the worker's log has it",
+    )
+
+
+def _named(attempt: Attempt) -> dict[str, str]:
+    return {"job_id": str(attempt.lease.id)}

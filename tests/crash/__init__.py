@@ -1,0 +1,1 @@
+"""Processes and connections that die while jobs run."""

@@ -1,0 +1,83 @@
+"""The SQL of the page about SQL, run as written and in its order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.docs.test_examples import ROOT, blocks
+
+pytestmark = pytest.mark.anyio
+
+PAGE = "docs/how-to/sql.md"
+ROLES = ("producer", "trigger_only")
+
+
+@pytest.fixture
+async def page(database_url: str) -> AsyncIterator[Any]:
+    """A database in which everything on the page was run, block after block."""
+    connection = await asyncpg.connect(database_url)
+    try:
+        for block in blocks(PAGE, "sql"):
+            await connection.execute(block)
+        yield connection
+    finally:
+        await connection.execute("reset role")
+        for role in ROLES:
+            await connection.execute(f"drop owned by {role}; drop role {role}")
+        await connection.close()
+
+
+async def test_the_triggers_do_what_the_page_says(page: Any) -> None:
+    jobs = await page.fetch(
+        "select j.type, j.payload, j.queue_id, j.idempotency_key, p.run_at - j.created_at as waits "
+        "from fencepost.jobs j join fencepost.pending p using (id, queue_id) order by j.created_at, j.id"
+    )
+    assert [job["type"] for job in jobs] == ["send_email", "send_email", "send_email", "index_order"]
+    plain, full, confirmation, index = jobs
+    assert json.loads(plain["payload"]) == json.loads(full["payload"]) == {"to": "ada@example.org"}
+    assert full["waits"].total_seconds() == 90
+    assert confirmation["idempotency_key"] == "order-1"
+    assert json.loads(confirmation["payload"]) == {"to": "ada@example.org", "order": 1}
+    assert json.loads(index["payload"]) == {"order": 1}
+    assert index["waits"].total_seconds() > 2, "moved by the second update"
+
+
+async def test_an_order_that_is_rolled_back_leaves_no_job(page: Any) -> None:
+    before = await page.fetchval("select count(*) from fencepost.jobs")
+    transaction = page.transaction()
+    await transaction.start()
+    await page.execute("insert into orders (email) values ('bob@example.org')")
+    assert await page.fetchval("select count(*) from fencepost.jobs") == before + 2
+    await transaction.rollback()
+    assert await page.fetchval("select count(*) from fencepost.jobs") == before
+
+
+async def test_roles_can_do_what_the_page_says_and_no_more(page: Any) -> None:
+    await page.execute("grant execute on function fencepost.enqueue to producer")
+    for role in ROLES:
+        await page.execute(f"set role {role}")
+        assert await page.fetchval(
+            "select fencepost.enqueue('send_email', unique_key => 'u', unique_mode => 'replace')"
+        )
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await page.execute("delete from fencepost.jobs")
+        await page.execute("reset role")
+    await page.execute("set role trigger_only")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await page.execute("delete from fencepost.pending")
+
+
+async def test_every_argument_is_in_the_table(page: Any) -> None:
+    text = await page.fetchval(
+        "select pg_get_function_arguments(oid) from pg_proc where proname = 'enqueue' "
+        "and pronamespace = cast('fencepost' as regnamespace)"
+    )
+    taken = [argument.split()[0].strip('"') for argument in text.split(", ")]
+    rows = (ROOT / PAGE).read_text(encoding="utf-8")
+    assert [name for name in taken if f"\n| `{name} " not in rows] == []
+    assert len(taken) == 16

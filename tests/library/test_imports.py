@@ -1,0 +1,106 @@
+"""What a program that only enqueues has to load, and how long that takes."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+ENQUEUE_ONLY = """
+import sys
+from fencepost import Fencepost
+from fencepost.transactions import Adapter
+
+app = Fencepost()
+
+
+@app.job(queue="mail")
+async def greet(name: str, *, shout: bool = False) -> str:
+    return name
+
+
+@app.job
+def other(number: int | None = None) -> None: ...
+
+
+class Connection(Adapter):
+    kind = "a connection"
+    is_async = False
+
+    def fetch_value_sync(self, sql: str, text: str) -> str:
+        assert "enqueue_jobs" in sql and '"name":"Ada"' in text
+        return '{"created_at": "2027-01-01T00:00:00Z", "differing": []}'
+
+
+handle = greet.within(Connection(None)).enqueue_sync("Ada")
+assert handle.effect == "created"
+"""
+HEAVY = (
+    "asyncpg", "asyncio", "click", "uvicorn", "httptools", "structlog", "prometheus_client", "opentelemetry",
+    "pydantic", "sqlalchemy", "django", "psycopg", "socket", "ssl", "subprocess", "multiprocessing",
+    "importlib.resources", "fencepost.store.database", "fencepost.worker", "fencepost.embedded", "fencepost.api",
+    "fencepost.cli",
+)  # fmt: skip
+BUDGET_MILLISECONDS = 80
+RUNS = 7
+
+
+def test_enqueueing_in_a_callers_connection_loads_little() -> None:
+    check = f"\nloaded = [name for name in {HEAVY!r} if name in sys.modules]\nassert not loaded, loaded\n"
+    subprocess.run([sys.executable, "-c", ENQUEUE_ONLY + check], check=True, timeout=60)
+
+
+def test_it_is_quick() -> None:
+    """
+    Measured by processor time, and by the best of several: other tests run beside this one.
+
+    On an idle machine it is what a clock on the wall shows, too, since nothing here waits.
+    """
+    wall, used = [], []
+    for _ in range(RUNS):
+        began, before = time.perf_counter(), _used_by_children()
+        subprocess.run([sys.executable, "-c", ENQUEUE_ONLY], check=True, timeout=60)
+        wall.append((time.perf_counter() - began) * 1000)
+        used.append((_used_by_children() - before) * 1000)
+    print(f"enqueue-only start: {min(used):.0f} ms of processor time; {statistics.median(wall):.0f} ms, median")
+    assert min(used) < BUDGET_MILLISECONDS
+
+
+def _used_by_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_the_package_alone_loads_nothing() -> None:
+    code = "import sys, fencepost; assert 'msgspec' not in sys.modules; fencepost.Fencepost"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_public_name_is_there() -> None:
+    import fencepost
+
+    assert sorted(dir(fencepost)) == sorted(fencepost.__all__)
+    for name in fencepost.__all__:
+        assert getattr(fencepost, name) is not None
+    assert not hasattr(fencepost, "nothing")
+
+
+def test_a_call_is_bound_in_ten_microseconds() -> None:
+    from fencepost import Fencepost
+
+    job = Fencepost("postgresql://nowhere/none").job(name="two")(_two)
+    best = min(_timed(job.call) for _ in range(5))
+    print(f"binding a call: {best:.1f} µs")
+    assert best < 10
+
+
+def _two(number: int, *, flag: bool = False) -> None: ...
+
+
+def _timed(call: object) -> float:
+    began = time.perf_counter()
+    for _ in range(2_000):
+        call(1, flag=True)  # type: ignore[operator]
+    return (time.perf_counter() - began) / 2_000 * 1e6
