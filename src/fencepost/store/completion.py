@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from fencepost.domain.job import Lease
-from fencepost.store.statements import qualify
+from fencepost.store.statements import text
 
 
 class _Attempt(msgspec.Struct, omit_defaults=True):
@@ -26,12 +26,9 @@ class _Attempt(msgspec.Struct, omit_defaults=True):
 
 def complete_sql(schema: str) -> str:
     """
-    The statement that ends an attempt as completed, with one parameter, spelled `:attempt`: the text of `encode`.
-
-    Its one value is 'true', or 'false' when the attempt had lost its lease and nothing was written.
+    `complete.sql`, with one parameter, spelled `:attempt`: the text of `encode`.
     """
-    call = "select cast(fencepost.complete(cast(cast(:attempt as text) as jsonb)) as text)"
-    return qualify(call, schema)
+    return text("complete", schema)
 
 
 def encode(lease: Lease, result: bytes | None) -> str:

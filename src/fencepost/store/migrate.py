@@ -65,6 +65,10 @@ class Step(msgspec.Struct, frozen=True):
         return self.source.startswith("-- breaking")
 
 
+APPLIED = "select number, name, checksum, breaking, applied_at from fencepost.schema_version order by 1"
+"""Reads what an `Applied` is made of."""
+
+
 class Applied(msgspec.Struct, frozen=True):
     """A step as the database recorded it."""
 
@@ -230,12 +234,7 @@ async def _applied(connection: Any, schema: str) -> list[Applied]:
     )
     if not present:
         return []
-    rows = await connection.fetch(
-        qualify(
-            "select number, name, checksum, breaking, applied_at from fencepost.schema_version order by 1",
-            schema,
-        )
-    )
+    rows = await connection.fetch(qualify(APPLIED, schema))
     return [Applied(**dict(row)) for row in rows]
 
 

@@ -63,9 +63,7 @@ class ApplySteps(Operation):
 
 def _applied(connection: Any, name: str) -> set[int]:
     with connection.cursor() as cursor:
-        cursor.execute(
-            qualify("select number, name, checksum, breaking, applied_at from fencepost.schema_version", name)
-        )
+        cursor.execute(qualify(migrate.APPLIED, name))
         found = [migrate.Applied(*row) for row in cursor.fetchall()]
     migrate.check(migrate.steps(), found)
     return {step.number for step in found}
