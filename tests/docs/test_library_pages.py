@@ -12,6 +12,7 @@ from .library_page import ROOT, blocks
 
 PAGES = [
     "docs/how-to/declare.md",
+    "docs/how-to/endings.md",
     "docs/how-to/transactions.md",
     "docs/how-to/from-celery.md",
     "docs/how-to/from-rq.md",
