@@ -2,6 +2,8 @@
 Flask: a note and the job that indexes it are stored in one transaction.
 
     export DATABASE_URL=postgresql://localhost/notes
+    fencepost migrate
+    flask --app examples/flask_app.py create-tables
     flask --app examples/flask_app.py run
 
     curl -s localhost:5000/notes -H 'Content-Type: application/json' -d '{"text": "to be or not to be"}'

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fencepost.errors import (
         Cancel,
         DatabaseUnavailable,
+        DuplicateJob,
         FencepostError,
         InvalidJob,
         InvalidSettings,
@@ -48,6 +49,7 @@ __all__ = [
     "Context",
     "DatabaseUnavailable",
     "Draft",
+    "DuplicateJob",
     "Event",
     "Exponential",
     "Fencepost",
@@ -85,7 +87,7 @@ _MODULES = {
     "domain.context": "Context",
     "domain.job": "Status Unique",
     "errors": (
-        "Cancel DatabaseUnavailable FencepostError InvalidJob InvalidSettings JobFailed JobNotFound "
+        "Cancel DatabaseUnavailable DuplicateJob FencepostError InvalidJob InvalidSettings JobFailed JobNotFound "
         "KeyConflict LeaseLost Permanent ResultTimeout Retry Snooze WrongConnection WrongStatus"
     ),
     "settings": "Settings",

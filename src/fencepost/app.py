@@ -266,11 +266,17 @@ class Fencepost(Access):
             await worker.drain(settings.shutdown_timeout_seconds)
 
     async def run_worker(self, *, workers: int | None = None) -> None:
-        """Run this app's jobs until this is cancelled, as Ctrl-C does to what `asyncio.run` runs."""
-        import asyncio
+        """
+        Run this app's jobs until SIGINT or SIGTERM, or until this is cancelled; then stop like `worker`, and return.
 
-        async with self.worker(workers=workers):
-            await asyncio.Event().wait()
+        A second signal ends the process at once. Signals that the program handles itself are left to it, and so
+        are all of them outside of the main thread.
+        """
+        from fencepost.worker.stop_signals import stopping
+
+        with stopping() as stop:
+            async with self.worker(workers=workers):
+                await stop.wait()
 
     def runtime(self) -> Runtime:
         """All that a worker needs to know of this app."""

@@ -7,6 +7,7 @@ Everything fencepost raises on purpose.
     ├── QueueNotFound         no queue has this name
     ├── KeyConflict           an idempotency key was used again for something else
     ├── WrongStatus           the job's status doesn't allow this
+    ├── DuplicateJob          another job holds this one's unique key
     ├── LeaseLost             the attempt no longer owns its job
     ├── JobFailed             a job whose result was waited for ended without one
     ├── ResultTimeout         a job whose result was waited for has not ended yet
@@ -24,6 +25,9 @@ second table repeats them. A message says what is wrong and what to do next.
 """
 
 from __future__ import annotations
+
+import math
+from datetime import timedelta
 
 
 class FencepostError(Exception):
@@ -90,6 +94,14 @@ class WrongStatus(FencepostError):
     """The job's status doesn't allow this, so nothing was changed."""
 
     code = "wrong_status"
+    http_status = 409
+    exit_code = 4
+
+
+class DuplicateJob(FencepostError):
+    """Another job, which the message names, holds this one's unique key, so it wasn't put back."""
+
+    code = "duplicate_job"
     http_status = 409
     exit_code = 4
 
@@ -185,32 +197,42 @@ class Retry(FencepostError):
     """
     Raised by a handler: this attempt failed and another should come later.
 
-    Any other exception says the same; this one may also say when: not before *after*
-    seconds have passed. It counts as an attempt.
+    Any other exception says the same; this one may also say when: not before *after*, seconds
+    or a timedelta, has passed. It counts as an attempt.
     """
 
     code = "retry"
 
-    def __init__(self, message: str, *, after: float | None = None) -> None:
+    def __init__(self, message: str, *, after: float | timedelta | None = None) -> None:
+        if not isinstance(message, str):
+            raise InvalidJob(f"must be a text; when to try again is after={message!r}", field="message")
         super().__init__(message)
-        self.after = after
+        self.after = None if after is None else _seconds(after, "after")
 
 
 class Snooze(FencepostError):
     """
-    Raised by a handler: not now, try again after *seconds*. Costs no attempt, however often.
+    Raised by a handler: not now, try again after *seconds*, or a timedelta. Costs no attempt, however often.
 
     For work whose time hasn't come (a resource isn't ready, an office is closed), not for failures.
     """
 
     code = "snooze"
 
-    def __init__(self, seconds: float, message: str = "") -> None:
-        super().__init__(message or f"snoozed for {seconds:g} seconds")
-        self.seconds = seconds
+    def __init__(self, seconds: float | timedelta, message: str = "") -> None:
+        self.seconds = _seconds(seconds, "seconds")
+        super().__init__(message or f"snoozed for {self.seconds:g} seconds")
 
 
 class Cancel(FencepostError):
     """Raised by a handler: the job is no longer wanted, so it ends `cancelled`, without a retry."""
 
     code = "cancel"
+
+
+def _seconds(value: float | timedelta, field: str) -> float:
+    """Raises InvalidJob: what was meant as a pause must not become none without a word."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise InvalidJob(f"must be seconds or a timedelta, from 0 on, not {value!r}", field=field)
+    return float(seconds)

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from fencepost.domain.durations import format_duration, parse_duration
+from fencepost.domain.fields import check_queue
 from fencepost.domain.job import Limits
-from fencepost.domain.requests import check_queue
 from fencepost.errors import InvalidJob, InvalidSettings
 
 LEASE_MARGIN_SECONDS = 5.0

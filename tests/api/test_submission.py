@@ -8,8 +8,10 @@ import logging
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
+from fencepost import Fencepost, Unique, UniqueBy
 from fencepost.api.app import Services
 from fencepost.store.jobs import Jobs
 from tests.api.support import JSON, LINES, Worker, client_of, created, error_of
@@ -313,7 +315,7 @@ async def test_unique_keys_in_a_bulk_request(api: httpx2.AsyncClient, jobs: Jobs
     asked = [{"type": "echo", "unique": {"key": key, "mode": mode}} for key, mode in wanted]
     made = await api.post("/jobs", json=asked)
     assert made.status_code == 201
-    assert [entry["effect"] for entry in made.json()["jobs"]] == ["stored", "skipped", "stored", "replaced"]
+    assert [entry["effect"] for entry in made.json()["jobs"]] == ["created", "skipped", "created", "replaced"]
     again = await api.post("/jobs", json=asked[:3])
     assert again.status_code == 200
     assert {entry["effect"] for entry in again.json()["jobs"]} == {"skipped"}
@@ -332,16 +334,84 @@ async def test_unique_keys_in_a_bulk_request(api: httpx2.AsyncClient, jobs: Jobs
         ({"expires": "0s"}, "expires: must be from 1ms to ten years"),
         ({"unique": "k"}, "unique: must be an object or null, not a string"),
         ({"unique": {}}, "key: is missing"),
-        ({"unique": {"key": "k", "mode": "never"}}, "unique.mode: invalid enum value 'never'"),
+        (
+            {"unique": {"key": "k", "mode": "never"}},
+            "unique: mode must be one of skip, replace, earliest, latest, not",
+        ),
         ({"unique": {"key": "k", "for": "1m"}}, "is not a field here"),
-        ({"unique": {"key": ""}}, "unique.key: must be 1 to 255 bytes of printable text"),
-        ({"unique": {"key": "k", "until": "period"}}, "unique.period: is needed with until period"),
+        ({"unique": {"key": ""}}, "unique: key must be 1 to 255 bytes of printable text"),
+        ({"unique": {"key": "k", "until": "period"}}, "unique: period is needed with until period"),
     ],
 )
 async def test_a_wrong_new_field_is_named(api: httpx2.AsyncClient, fields: dict[str, Any], message: str) -> None:
     response = await api.post("/jobs", json={"type": "echo", **fields})
     assert response.status_code == 400
     assert message in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [
+        ('"key": "a", "key": "b"', "unique.key"),
+        ('"key": "a", "until": "started", "until": "finished"', "unique.until"),
+        ('"key": "a", "\\u006bey": "b"', "unique.key"),
+    ],
+)
+async def test_a_member_given_twice_in_unique_is_refused(api: httpx2.AsyncClient, members: str, field: str) -> None:
+    body = '{"type": "echo", "payload": {"key": {"key": 1}}, "metadata": {"until": 1, "key": 2}, "unique": {%s}}'
+    refused = await api.post("/jobs", content=body % members, headers=JSON)
+    assert (refused.status_code, refused.json()["error"]) == (400, f"{field}: is given twice")
+    made = await api.post("/jobs", content=body % '"key": "a", "until": "started"', headers=JSON)
+    assert made.status_code == 201
+
+
+async def test_what_a_type_declares_as_unique_holds_for_callers_over_http(services: Services) -> None:
+    app = Fencepost("postgresql://nowhere/none")
+
+    @app.job(unique=UniqueBy("user_id", until="started"))
+    async def welcome(user_id: int, *, language: str = "en") -> None: ...
+
+    @app.job(unique=UniqueBy())
+    async def all_of_it(user_id: int, *, language: str = "en") -> None: ...
+
+    @app.job(unique=Unique(key="one"))
+    async def only_one(user_id: int) -> None: ...
+
+    @app.job(unique=UniqueBy(lambda arguments: arguments["to"][0]))
+    async def mail(**fields: Any) -> None: ...
+
+    services = msgspec.structs.replace(services, types=app.types)
+    async with client_of(services) as api:
+
+        async def ask(type: str, payload: Any, **fields: Any) -> tuple[int, str | None]:
+            response = await api.post("/jobs", json={"type": type, "payload": payload, **fields})
+            return response.status_code, response.headers.get("unique-effect") or response.json().get("error")
+
+        assert await ask("welcome", {"user_id": 1}) == (201, None)
+        assert await ask("welcome", {"user_id": 1, "language": "fr"}) == (200, "skipped")
+        assert await ask("welcome", {"user_id": 2}) == (201, None)
+        assert await ask("welcome", {"user_id": 1}, unique={"key": "its own"}) == (201, None)
+        assert await ask("all_of_it", {"user_id": 1}) == (201, None)
+        assert await ask("all_of_it", {"language": "en", "user_id": 1}) == (200, "skipped"), "defaults are arguments"
+        assert await ask("all_of_it", {"user_id": 1, "language": "fr"}) == (201, None)
+        assert await ask("only_one", {"user_id": 1}) == (201, None)
+        assert await ask("only_one", {"user_id": 2}) == (200, "skipped")
+        assert await ask("mail", {"to": ["ada"]}) == (201, None)
+        assert await ask("mail", {"to": ["ada", "bob"]}) == (200, "skipped")
+        assert await ask("mail", {"from": 1}) == (400, "unique: can't be made of these arguments: KeyError: 'to'")
+        assert await ask("welcome", [1]) == (400, "unique: is by user_id, so the payload must be an object")
+        bulk = await api.post("/jobs", json=[{"type": "welcome", "payload": {"user_id": n}} for n in (2, 3)])
+        assert [one["effect"] for one in bulk.json()["jobs"]] == ["skipped", "created"]
+
+
+async def test_a_retry_is_refused_while_another_job_holds_the_key(api: httpx2.AsyncClient, worker: Worker) -> None:
+    rule = {"unique": {"key": "k"}}
+    first = await created(api, max_attempts=1, **rule)
+    await worker.fail(await worker.take())
+    second = await created(api, **rule)
+    refused = await api.post(f"/jobs/{first['id']}/retry")
+    assert (refused.status_code, refused.headers["x-error-code"]) == (409, "duplicate_job")
+    assert f"job {second['id']} holds the unique key" in refused.json()["error"]
 
 
 async def test_lists_can_be_had_by_tag(api: httpx2.AsyncClient) -> None:

@@ -32,8 +32,12 @@ def blocks(page: str) -> list[tuple[int, str]]:
     ]
 
 
-async def run(page: str) -> None:
-    """Run the page. Raises what its code raises, and AssertionError for what it doesn't print."""
+def run(page: str, loop: asyncio.Runner) -> None:
+    """
+    Run the page, what awaits something in the *loop*, and the rest as a plain program would be.
+
+    Raises what its code raises, and AssertionError for what it doesn't print.
+    """
     # A module, since functions are looked up where they say they are.
     module = types.ModuleType("page")
     sys.modules["page"] = module
@@ -44,7 +48,7 @@ async def run(page: str) -> None:
         code = compile("\n" * line + block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         running: Any = eval(code, module.__dict__)
         if inspect.iscoroutine(running):
-            await running
+            loop.run(running)
         expected = _EXPECTED.findall(block)
         assert printed == expected, f"{page}:{line}: printed {printed}, not {expected}"
 
@@ -75,4 +79,5 @@ if __name__ == "__main__":
     logging.getLogger().addHandler(logging.NullHandler())
     if any("django" in block for _, block in blocks(sys.argv[1])):
         configure_django()
-    asyncio.run(run(sys.argv[1]))
+    with asyncio.Runner() as loop:
+        run(sys.argv[1], loop)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 import asyncpg
+import psycopg
 import pytest
 
-from fencepost import Fencepost, FencepostError, InvalidSettings, Job, Settings
+from fencepost import Draft, Fencepost, FencepostError, InvalidSettings, Job, Settings
+from fencepost.errors import SchemaMismatch
 from tests.worker.support import wait_until
 
 
@@ -87,12 +92,36 @@ async def test_sync_callers_of_many_threads(app: Fencepost, store: Job[[str], No
     assert [thread.name for thread in threading.enumerate()].count("fencepost-portal") == 1
 
 
-async def test_sync_calls_are_possible_inside_of_a_running_loop(
+async def test_sync_calls_inside_of_a_running_loop_are_refused(
     app: Fencepost, store: Job[[str], None], database_url: str
 ) -> None:
-    """They block it, which is the caller's decision: a script that was async once, a debugger."""
-    store.enqueue_sync("blocking")
-    assert await count(database_url, "blocking") == 1
+    """They would block it. In a sync connection nothing waits for a loop, so that is allowed."""
+    seen: list[int] = []
+
+    @app.around_enqueue
+    def count_them(drafts: list[Draft]) -> Iterator[None]:
+        seen.append(len(drafts))
+        yield
+
+    handle = await store.enqueue("here")
+    waits: list[Callable[[], object]] = [
+        lambda: store.enqueue_sync("refused"),
+        lambda: store.enqueue_many_sync([store.call("refused")]),
+        lambda: app.enqueue_many_sync([store.call("refused")]),
+        # Were it not closed, pytest would fail this test for a coroutine that was never awaited.
+        lambda: app.wait(handle.status()),
+    ]
+    for wait in waits:
+        with pytest.raises(FencepostError, match=r"await instead of waiting.*notebook"):
+            wait()
+        gc.collect()
+    with psycopg.connect(database_url) as connection:
+        store.within(connection).enqueue_sync("allowed")
+        app.enqueue_many_sync([store.call("allowed")], within=connection)
+    assert (await count(database_url, "refused"), await count(database_url, "allowed")) == (0, 2)
+    assert seen == [1, 1, 1]
+    assert not [thread for thread in threading.enumerate() if thread.name == "fencepost-portal"]
+    assert await asyncio.to_thread(lambda: app.wait(handle.status())) == "pending"
 
 
 async def test_waiting_inside_of_what_is_waited_for_is_refused(app: Fencepost, store: Job[[str], None]) -> None:
@@ -166,6 +195,70 @@ store.enqueue_sync('parent')
     assert await count(database_url, "parent") == 2
 
 
+LOCKS = {
+    "making": "producer._making",
+    "address": "app._producer.address._lock",
+    "clients": "app._producer.clients._lock",
+    "portal": "app._producer._portal._lock",
+    "ids": "ids._sequence._lock",
+}
+
+
+@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
+async def test_a_lock_that_a_thread_holds_at_a_fork_is_free_in_the_child(lock: str, database_url: str) -> None:
+    script = f"""
+from fencepost.client import producer
+from fencepost.domain import ids
+
+store.enqueue_sync('parent')
+held, let_go = threading.Event(), threading.Event()
+
+def hold():
+    with {lock}:
+        held.set()
+        let_go.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+child = os.fork()
+if not child:
+    signal.alarm(10)
+    app._producer.address.release()
+    store.enqueue_sync('child')
+    app.wait(app.close())
+    os._exit(0)
+let_go.set()
+holder.join()
+_, status = os.waitpid(child, 0)
+assert status == 0, f"the child ended with {{status}}"
+store.enqueue_sync('parent')
+"""
+    await asyncio.to_thread(run, SCRIPT.replace("import asyncio", "import signal, asyncio") + script, database_url)
+    assert (await count(database_url, "child"), await count(database_url, "parent")) == (1, 2)
+
+
+def test_a_forked_child_leaves_its_parents_embedded_server_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o711)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o711)
+    script = (
+        SCRIPT.replace("Fencepost(sys.argv[1])", "Fencepost()")
+        + """
+store.enqueue_sync('parent')
+child = os.fork()
+if not child:
+    store.enqueue_sync('child')
+    app.wait(app.close())
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+print(store.enqueue_sync('parent').effect)
+"""
+    )
+    assert run(script, "", DATA_DIR=str(tmp_path / "data")) == "created\n"
+
+
 async def test_a_worker_in_the_loop_runs_until_it_is_cancelled(
     app: Fencepost, store: Job[[str], None], database_url: str
 ) -> None:
@@ -187,6 +280,28 @@ async def test_a_worker_wakes_in_memory(app: Fencepost, store: Job[[str], None])
         client.hints.offer = lambda queue_ids: None  # type: ignore[method-assign]
         await (await store.enqueue("a")).result(timeout=5)
         await (await store.enqueue("b")).result(timeout=5)
+
+
+async def test_an_enqueue_without_a_schema_says_what_to_run(empty_url: str, settings: Settings) -> None:
+    app = Fencepost(empty_url, settings=settings)
+
+    @app.job
+    async def store(word: str) -> None: ...
+
+    for asking in (store.enqueue("a"), store.enqueue_many([store.call("a")]), app.handle(uuid4()).status()):
+        with pytest.raises(SchemaMismatch, match=r"'fencepost' isn't there.*`fencepost migrate`.*`async with app`"):
+            await asking
+    with pytest.raises(SchemaMismatch, match="fencepost migrate"):
+        await asyncio.to_thread(store.enqueue_sync, "a")
+    # The error of a connection of the caller's is the caller's, as it is.
+    connection = await asyncpg.connect(empty_url)
+    with pytest.raises(asyncpg.InvalidSchemaNameError):
+        await store.within(connection).enqueue("a")
+    await connection.close()
+    # The same connections go on as soon as it is there.
+    async with app:
+        assert await (await store.enqueue("a")).status() == "pending"
+    app._producer.stop()
 
 
 async def test_the_schema_is_made_by_open_and_not_by_an_enqueue(empty_url: str, settings: Settings) -> None:

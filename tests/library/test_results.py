@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
-from fencepost import Cancel, Fencepost, Handle, JobFailed, Permanent, ResultTimeout
+from fencepost import Cancel, Fencepost, Handle, InvalidJob, JobFailed, JobNotFound, Permanent, ResultTimeout
 from fencepost.client import watching
 from fencepost.store.database import Database
 
@@ -71,6 +73,31 @@ async def test_waiting_costs_less_and_less(app: Fencepost, fetches: list[str]) -
     # After 0, 0.05, 0.15, 0.35, 0.75, 1.55 and 3 seconds, and the first of all.
     assert fetches.count("read_jobs") <= 9
     assert fetches.count("notify") <= 1
+
+
+async def test_no_patience_is_one_look(app: Fencepost, fetches: list[str]) -> None:
+    @app.job
+    async def work() -> str:
+        return "done"
+
+    handle = await work.enqueue()
+    fetches.clear()
+    for timeout in (0, 0.0):
+        with pytest.raises(ResultTimeout, match="has not ended yet; it is pending"):
+            await handle.result(timeout=timeout)
+    assert fetches == ["read_jobs"] * 2
+    with pytest.raises(JobNotFound):
+        await app.handle(uuid4()).result(timeout=0)
+    async with app.worker():
+        assert await handle.result(timeout=None) == "done"
+    assert await handle.result(timeout=0) == await handle.result(timeout=math.inf) == "done"
+
+
+@pytest.mark.parametrize("timeout", [math.nan, -1, -0.001, -math.inf, "5", "", True, False, b"5", [1]])
+async def test_what_is_no_time_to_wait_is_refused(app: Fencepost, timeout: Any) -> None:
+    with pytest.raises(InvalidJob, match=r"timeout: must be seconds, from 0 \(look once\) up, or None") as caught:
+        await app.handle(uuid4()).result(timeout=timeout)
+    assert caught.value.field == "timeout"
 
 
 async def test_a_lost_hint_only_makes_it_later(app: Fencepost, monkeypatch: pytest.MonkeyPatch) -> None:

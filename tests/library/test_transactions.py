@@ -171,6 +171,32 @@ async def test_several_types_in_one_transaction(app: Fencepost, say: Job[[str], 
         assert [await handle.result(timeout=5) for handle in await asyncio.to_thread(sync)] == [6, "y"]
 
 
+async def test_without_a_transaction_it_is_stored_at_once(
+    app: Fencepost, say: Job[[str], str], database_url: str
+) -> None:
+    connection = await asyncpg.connect(database_url)
+    handles = [await say.within(connection).enqueue("asyncpg")]
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as other:
+        handles.append(await say.within(other).enqueue("psycopg async"))
+        assert await handles[-1].status() == "pending"
+
+    def sync() -> None:
+        with psycopg.connect(database_url, autocommit=True) as sync_connection:
+            handles.append(say.within(sync_connection).enqueue_sync("psycopg"))
+            # Nothing is left to be committed or rolled back.
+            sync_connection.rollback()
+        with django_connection(database_url) as of_a_view:
+            handles.append(say.within(of_a_view).enqueue_sync("django"))
+            of_a_view.close()
+
+    await asyncio.to_thread(sync)
+    assert [await handle.status() for handle in handles] == ["pending"] * 4
+    async with app.worker():
+        results = [await handle.result(timeout=5) for handle in handles]
+    assert results == ["asyncpg", "psycopg async", "psycopg", "django"]
+    await connection.close()
+
+
 async def test_an_error_of_the_driver_passes_through(say: Job[[str], str], database_url: str) -> None:
     connection = await asyncpg.connect(database_url)
     transaction = connection.transaction()

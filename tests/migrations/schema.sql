@@ -194,7 +194,7 @@ table survivors
     constraint survivors_pkey PRIMARY KEY (id)
 
 table unique_keys
-    -- The last job stored under a unique key. Whether it stands in the way of another is told by where it is; nothing but an enqueue and retention ever writes here.
+    -- The last job stored under a unique key. Whether it stands in the way of another is told by where it is; nothing but an enqueue, a retry by hand and retention ever writes here.
     type text not null
     key text not null
     job_id uuid not null
@@ -287,9 +287,11 @@ function check_job(type text, payload jsonb, queue text, priority integer, max_a
             when queue is null or length(queue) > 100 or queue !~ '^[A-Za-z0-9_][A-Za-z0-9_.:-]*$' then
                 'queue: ' || a_name || coalesce(quote_literal(left(queue, 60)), 'null')
             when priority is null or priority not between 0 and 100 then
-                format('priority: must be from 0 to 100, not %s', coalesce(cast(priority as text), 'null'))
+                format('priority: must be a whole number from 0 to 100, not %s', coalesce(cast(priority as text), 'null'))
             when max_attempts is null or max_attempts not between 1 and 100 then
-                format('max_attempts: must be from 1 to 100, not %s', coalesce(cast(max_attempts as text), 'null'))
+                format(
+                    'max_attempts: must be a whole number from 1 to 100, not %s', coalesce(cast(max_attempts as text), 'null')
+                )
             when run_at < timestamptz '1970-01-01 00:00+00' or run_at >= timestamptz '2100-01-01 00:00+00' then
                 format('run_at: must be between the years 1970 and 2099, not %s', run_at)
             when run_at is not null and delay is not null then
@@ -308,12 +310,17 @@ function check_job(type text, payload jsonb, queue text, priority integer, max_a
             when jsonb_typeof(metadata) <> 'object' then
                 'metadata: must be a JSON object'
             when octet_length(cast(metadata as text)) > 16384 then
-                format('metadata: takes %s bytes; the limit is 16384', octet_length(cast(metadata as text)))
+                format(
+                    'metadata: takes %s bytes; the limit is 16,384',
+                    to_char(octet_length(cast(metadata as text)), 'FM999,999,999')
+                )
         end;
         foreach tag in array coalesce(tags, '{}') loop
-            if tag is null or octet_length(tag) not between 1 and 100 then
+            if tag is null or octet_length(tag) not between 1 and 100 or not fencepost.is_printable(tag) then
                 wrong := coalesce(
-                    wrong, 'tags: each must take 1 to 100 bytes, not ' || coalesce(quote_literal(left(tag, 60)), 'null')
+                    wrong,
+                    'tags: must each be 1 to 100 bytes of printable text, not '
+                    || coalesce(quote_literal(left(tag, 60)), 'null')
                 );
             end if;
         end loop;
@@ -332,8 +339,8 @@ function check_unique(key text, asked_until text, until text, period interval, m
             when key is null and asked_until is not null then 'unique_until: needs a unique_key'
             when key is null and period is not null then 'unique_period: needs a unique_key'
             when key is null and mode is not null then 'unique_mode: needs a unique_key'
-            when octet_length(key) not between 1 and 255 then
-                format('unique_key: must take 1 to 255 bytes, not %s', octet_length(key))
+            when octet_length(key) not between 1 and 255 or not fencepost.is_printable(key) then
+                'unique_key: must be 1 to 255 bytes of printable text, not ' || quote_literal(left(key, 60))
             when until not in ('started', 'finished', 'period') then
                 'unique_until: must be one of started, finished, period, not ' || quote_literal(left(until, 60))
             when until = 'period' and period is null then
@@ -484,6 +491,15 @@ function enqueue(type text, payload jsonb, queue text, priority integer, max_att
         answer jsonb;
         until text := coalesce(unique_until, case when unique_period is null then 'finished' else 'period' end);
     begin
+        -- One that is there twice counts once.
+        tags := (
+            select array_agg(t.tag order by t.place)
+              from (
+                select a.tag, min(a.place) as place
+                  from unnest(enqueue.tags) with ordinality as a (tag, place)
+                 group by a.tag
+              ) t
+        );
         perform fencepost.check_job(
             type, payload, queue, priority, max_attempts, run_at, delay, timeout, expires, idempotency_key, tags, metadata
         );
@@ -491,7 +507,7 @@ function enqueue(type text, payload jsonb, queue text, priority integer, max_att
         job := jsonb_build_object(
             'id', fencepost.new_id(), 'queue', queue, 'type', type, 'payload', payload, 'priority', priority,
             'max_attempts', max_attempts, 'timeout_seconds', extract(epoch from timeout), 'run_at', run_at,
-            'delay_microseconds', cast(extract(epoch from delay) * 1000000 as bigint), 'tags', nullif(tags, '{}'),
+            'delay_microseconds', cast(extract(epoch from delay) * 1000000 as bigint), 'tags', tags,
             'metadata', metadata, 'expires_microseconds', cast(extract(epoch from expires) * 1000000 as bigint)
         );
         if unique_key is not null then
@@ -652,6 +668,15 @@ function is_expired(status text, finished_at timestamp with time zone, keep json
     sql, stable, parallel safe
     -- Whether a finished job is past its time. keep has the seconds for each status; what isn't in it is kept for ever.
         select coalesce(finished_at < now() - make_interval(secs => cast(keep ->> status as float8)), false)
+
+function is_printable(words text) returns boolean
+    sql, immutable, parallel unsafe, search_path=pg_catalog
+    -- No control characters, no invisible ones, no spaces but the plain one, none of private use: what Python calls
+        -- printable, but for characters that are not assigned yet.
+        select words !~ ('[\u0001-\u001f\u007f-\u00a0\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e'
+                         '\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ue000-\uf8ff\ufeff\ufff9-\ufffb'
+                         '\U000110bd\U000110cd\U00013430-\U00013438\U0001bca0-\U0001bca3\U0001d173-\U0001d17a'
+                         '\U000e0001-\U0010ffff]')
 
 function new_id() returns uuid
     sql, volatile, parallel unsafe, search_path=pg_catalog

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.service.support import Service, wait_until
@@ -127,6 +128,26 @@ def test_settings_that_cannot_work_stop_the_start(environment: dict[str, str], w
     assert ended.returncode == 2
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_schema_that_is_too_new_stops_the_start_and_leaves_nothing_open(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            "insert into fencepost.schema_version (number, name, checksum, breaking) values (9999, 'future', 'x', true)"
+        )
+    for command in ("serve", "worker"):
+        ended = subprocess.run(
+            [sys.executable, "-W", "always::ResourceWarning", "-m", "fencepost.cli.main", command],
+            env={"PATH": "/usr/bin:/bin", "DATABASE_URL": database_url, "HTTP_ADDR": "127.0.0.1:0"},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert ended.returncode == 4
+        assert "step 9999 (future)" in ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert "ResourceWarning" not in ended.stdout + ended.stderr
 
 
 def test_graceful_stop_in_order(database_url: str) -> None:

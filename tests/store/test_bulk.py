@@ -25,6 +25,7 @@ from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
+from fencepost.worker.cursors import Cursors
 
 from .support import Connection, claim, connect, ended, job, until
 from .test_listing import spread
@@ -427,6 +428,37 @@ async def test_a_retry_waits_for_a_deletion_and_then_finds_no_job(
         await retry
         assert (await jobs.get(one)).status is Status.PENDING
     await consistent(jobs)
+
+
+async def test_claims_that_pass_the_due_time_of_a_retry_find_its_job_later(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore, database: Database
+) -> None:
+    """
+    The due time is the clock's when the retry has its transaction id, so cursors know whom to wait for.
+
+        retry of many                       dispatcher
+        stamps run_at = 12:00:01
+                                            claims at 12:00:02; cursor there
+        commits                             the job is behind the cursor, and is found
+    """
+    queue_id = await queues.ensure("default", 0)
+    ids = await dead_letters(jobs, worker_store, queue_id, [job(max_attempts=1) for _ in range(3)])
+    cursors = Cursors()
+
+    async def look() -> set[UUID]:
+        starts = cursors.starts()
+        claimed = await worker_store.claim(queue_id, slots=5, cursors=starts, lease_seconds=60, aging_seconds=60)
+        cursors.claimed(starts, claimed)
+        return {lease.id for lease in claimed.leases}
+
+    assert await look() == set()
+    held = Held(database)
+    async with bulk_in(held, "retry", **about(*ids), spread_seconds=0.0):
+        for _ in range(4):
+            assert await look() == set()
+    assert cursors.starts(), "the cursors have moved on meanwhile"
+    await held.commit()
+    assert await look() | await look() == set(ids)
 
 
 async def test_jobs_that_stay_locked_are_left_and_counted(

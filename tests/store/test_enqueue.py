@@ -20,6 +20,7 @@ from fencepost.domain.job import Status
 from fencepost.domain.text import check_json
 from fencepost.errors import JobNotFound
 from fencepost.store.database import Database
+from fencepost.store.enqueueing import encode_jobs, enqueue_sql, read_answer
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
 from fencepost.store.queues import Queues
@@ -216,41 +217,61 @@ def test_whatever_passes_the_check_comes_back_equal(database_url: str) -> None:
             runner.run(database.close())
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {},
+ASKED: list[tuple[dict[str, Any], str | None]] = [
+    # What is asked for, and the same in SQL (None: it can't be said there).
+    ({}, ""),
+    (
         {"priority": 7, "queue": "mail", "payload": b'{"a": [1, null, "\\u20ac"]}', "max_attempts": 9},
-        {"delay_seconds": 0.0},
-        {"delay_seconds": 90.0000005},
-        {"run_at": datetime(1999, 1, 1, tzinfo=UTC)},
-        {"run_at": datetime(2031, 5, 1, 12, 0, 0, 250_001, tzinfo=UTC)},
-        {"timeout_seconds": 1.5, "request_id": "r"},
-        {"payload": b"null"},
-    ],
-    ids=str,
-)
-async def test_a_job_alone_and_a_job_among_others_are_stored_alike(
-    jobs: Jobs, sql: Connection, asked: dict[str, Any]
+        """, priority => 7, queue => 'mail', payload => '{"a": [1, null, "\\u20ac"]}', max_attempts => 9""",
+    ),
+    ({"delay_seconds": 0.0}, ", delay => '0'"),
+    ({"delay_seconds": 90.0000005}, ", delay => '90 s'"),
+    ({"run_at": datetime(1999, 1, 1, tzinfo=UTC)}, ", run_at => '1999-01-01T00:00:00Z'"),
+    ({"run_at": datetime(2031, 5, 1, 12, 0, 0, 250_001, tzinfo=UTC)}, ", run_at => '2031-05-01T12:00:00.250001Z'"),
+    ({"timeout_seconds": 1.5, "request_id": "r"}, None),
+    ({"timeout_seconds": 0.25}, ", timeout => '250 ms'"),
+    ({"payload": b"null"}, ", payload => 'null'"),
+    ({"tags": ("b", "a")}, ", tags => array['b', 'a', 'b']"),
+    ({"metadata": b'{"b": 1, "a": [null]}'}, """, metadata => '{"b": 1, "a": [null]}'"""),
+    ({"metadata": b"{}"}, ", metadata => '{}'"),
+    ({"trace_context": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}, None),
+    ({"expires_at": datetime(2031, 5, 1, tzinfo=UTC)}, None),
+    ({"expires_seconds": 3600.000001}, ", expires => '3600.000001 s'"),
+]
+
+
+@pytest.mark.parametrize(("asked", "in_sql"), ASKED, ids=str)
+async def test_a_job_is_stored_alike_by_whichever_way_it_comes(
+    jobs: Jobs, sql: Connection, asked: dict[str, Any], in_sql: str | None
 ) -> None:
-    """Two statements store jobs; whoever asks for the same gets the same of both."""
-    made = [job(**asked), job(**asked)]
-    [alone] = await jobs.enqueue(made[:1])
-    among = (await jobs.enqueue([made[1], job()]))[0]
+    """
+    The statement for one, the one for many, and the function for other people's connections and for people.
+
+    All columns are compared, but for ids and the clock's times, which are compared with what was answered.
+    """
+    made = [job(**asked) for _ in range(3)]
+    answers = [(await jobs.enqueue(made[:1]))[0], (await jobs.enqueue([made[1], job()]))[0]]
+    function = enqueue_sql("fencepost").replace(":jobs", "$1")
+    answers += read_answer(await sql.fetchval(function, encode_jobs(made[2:])), made[2:])
+    ids = [one.id for one in made]
+    if in_sql is not None:
+        attempts = "" if "max_attempts" in asked else ", max_attempts => 3"
+        ids.append(await sql.fetchval(f"select fencepost.enqueue('work'{in_sql}{attempts})"))
 
     async def row(job_id: UUID) -> dict[str, Any]:
-        found = await sql.fetchrow(
-            "select j.*, p.attempts, p.token, p.priority as lane, p.run_at, p.run_at - j.created_at as waits "
-            "from fencepost.jobs j join fencepost.pending p using (id, queue_id) where id = $1",
-            job_id,
-        )
-        return dict(found)
+        found = await sql.fetchrow("select * from fencepost.jobs where id = $1", job_id)
+        placed = await sql.fetchrow("select * from fencepost.pending where id = $1", job_id)
+        return {**found, **{f"pending.{name}": value for name, value in placed.items()}}
 
-    rows = [await row(one.id) for one in made]
-    for stored, answered in zip(rows, (alone, among), strict=True):
-        assert (stored.pop("created_at"), stored.pop("run_at")) == (answered.created_at, answered.run_at)
-        del stored["id"]
-    if "run_at" in asked:
-        for stored in rows:
-            del stored["waits"]
-    assert rows[0] == rows[1]
+    rows = [await row(job_id) for job_id in ids]
+    for stored, answered in zip(rows, answers, strict=False):
+        assert (stored["created_at"], stored["pending.run_at"]) == (answered.created_at, answered.run_at)
+    for stored in rows:
+        assert stored.pop("id") == stored.pop("pending.id")
+        created_at = stored.pop("created_at")
+        if stored["pending.run_at"] != asked.get("run_at"):
+            stored["pending.run_at"] -= created_at
+        if "expires_seconds" in asked:
+            stored["expires_at"] -= created_at
+    assert len(rows[0]) == 18, "all there are"
+    assert rows == [rows[0]] * len(rows)

@@ -161,12 +161,12 @@ async def test_a_key_in_somebodys_long_transaction_holds_up_only_its_own(jobs: J
         )
         second = asyncio.get_running_loop().create_task(jobs.enqueue([job(idempotency_key="held")]))
         others = await asyncio.gather(*(jobs.enqueue([job(idempotency_key=f"more-{number}")]) for number in range(20)))
-    assert all(one.effect == "stored" for [one] in [*together, *others])
+    assert all(one.effect == "created" for [one] in [*together, *others])
     assert not waiting.done()
     assert not second.done()
     await holder.rollback()
     effects = sorted([(await waiting)[0].effect, (await second)[0].effect])
-    assert effects == ["replayed", "stored"]
+    assert effects == ["created", "replayed"]
 
 
 async def test_a_key_twice_in_one_request(jobs: Jobs) -> None:

@@ -61,7 +61,7 @@ create table sample (id uuid, kind text, n int);
 insert into sample
 select random_id(now()), (array['pending', 'leases', 'finished'])[1 + n % 3], n from generate_series(1, {rows}) n;
 insert into fencepost.jobs
-select id, 1 + n % 2, 'work', n % 7 / 6 * 5, '{{"n": 1}}', 5, null, null, null, now() from sample;
+select id, 1 + n % 2, 'work', n % 7 / 6 * 5, '{{"n": 1}}', 5, null, null, null, now(), 'key-' || n from sample;
 insert into fencepost.pending
 select id, 1 + n % 2, n % 7 / 6 * 5, 0, 1, clock_timestamp() from sample where kind = 'pending';
 insert into fencepost.leases
@@ -74,6 +74,7 @@ select id, 1 + n % 2, (array['completed', 'dead_letter'])[1 + n / 3 % 2], 1, 2, 
 insert into fencepost.attempts
 select id, 1 + n % 2, 1, 1, 'failed', gen_random_uuid(), now(), now(), 'E', 'e', null from sample;
 insert into fencepost.idempotency_keys select 'key-' || n, id, 1 + n % 2, 'now' from sample;
+insert into fencepost.unique_keys select 'work', 'key-' || n, id, 1 + n % 2, 'finished' from sample;
 """
 
 
@@ -91,7 +92,10 @@ async def _spoil(url: str) -> None:
     await sql.execute("insert into fencepost.lanes values (1, 0), (1, 5), (2, 0), (2, 5)")
     await sql.execute(_FILL.format(rows=3 * DEAD))
     await sql.execute(
-        "".join(f"delete from fencepost.{table};" for table in ("pending", "leases", "idempotency_keys", *partitioned))
+        "".join(
+            f"delete from fencepost.{table};"
+            for table in ("pending", "leases", "idempotency_keys", "unique_keys", *partitioned)
+        )
         + "drop table sample; drop function random_id; analyze;"
     )
     await sql.execute(_FILL.format(rows=3 * LIVE))

@@ -52,7 +52,7 @@ async def bring(state: str, jobs: Jobs, worker_store: WorkerStore, **fields: Any
     """A job with the unique key, brought to *state*."""
     made = one(**fields)
     [stored] = await jobs.enqueue([made])
-    assert stored.effect == "stored"
+    assert stored.effect == "created"
     if state == "waiting":
         return made
     if state == "cancelled":
@@ -85,7 +85,7 @@ async def test_where_the_first_one_is_tells_whether_it_stands(
     if state in STANDS[until]:
         assert (answer.id, answer.effect, answer.is_new) == (first.id, "skipped", False)
     else:
-        assert (answer.id, answer.effect, answer.is_new) == (second.id, "stored", True)
+        assert (answer.id, answer.effect, answer.is_new) == (second.id, "created", True)
     assert (await jobs.audit())["jobs"] == 1 + answer.is_new
     [third] = await jobs.enqueue([one(unique=unique(until))])
     assert (third.id, third.effect) == (answer.id, "skipped"), "whoever holds the key now stands in the way"
@@ -102,7 +102,7 @@ async def test_only_a_job_that_waits_for_its_first_start_is_touched(
     second = one(unique=unique(until, mode), delay_seconds=600.0)
     [answer] = await jobs.enqueue([second])
     if state not in STANDS[until]:
-        assert (answer.id, answer.effect) == (second.id, "stored")
+        assert (answer.id, answer.effect) == (second.id, "created")
     elif state in UNSTARTED and mode is UniqueMode.REPLACE:
         assert (answer.id, answer.effect) == (second.id, "replaced")
     elif state in UNSTARTED and mode is UniqueMode.LATEST:
@@ -160,7 +160,7 @@ async def test_a_flood_waits_until_it_has_ebbed(jobs: Jobs, worker_store: Worker
 
 async def test_a_type_has_keys_of_its_own(jobs: Jobs) -> None:
     effects = [(await jobs.enqueue([one(type=name)]))[0].effect for name in ("work", "other", "work")]
-    assert effects == ["stored", "stored", "skipped"]
+    assert effects == ["created", "created", "skipped"]
 
 
 async def test_the_holder_says_for_how_long(jobs: Jobs, worker_store: WorkerStore) -> None:
@@ -175,13 +175,13 @@ async def test_a_period_ends_by_the_databases_clock(jobs: Jobs, sql: Connection)
     effects = [(await jobs.enqueue([one(unique=short)]))[0].effect for _ in range(2)]
     await sql.execute("select pg_sleep(0.35)")
     effects.append((await jobs.enqueue([one(unique=short)]))[0].effect)
-    assert effects == ["stored", "skipped", "stored"]
+    assert effects == ["created", "skipped", "created"]
 
 
 async def test_the_second_of_one_call_sees_the_first(jobs: Jobs, worker_store: WorkerStore) -> None:
     made = [one(), one(), job(), one(unique=unique(mode=UniqueMode.REPLACE)), one(unique=unique(key="other")), one()]
     answers = await jobs.enqueue(made)
-    assert [answer.effect for answer in answers] == ["stored", "skipped", "stored", "replaced", "stored", "skipped"]
+    assert [answer.effect for answer in answers] == ["created", "skipped", "created", "replaced", "created", "skipped"]
     assert [answer.id for answer in answers] == [made[place].id for place in (0, 0, 2, 3, 4, 3)]
     taken = {lease.id for lease in await claim(worker_store, 1, slots=10)}
     assert taken == {made[place].id for place in (2, 3, 4)}
@@ -196,7 +196,7 @@ async def test_a_key_that_is_free_again_is_taken_once_by_a_call(jobs: Jobs, work
     await bring("completed", jobs, worker_store)
     made = [one(), one()]
     answers = await jobs.enqueue(made)
-    assert [(answer.id, answer.effect) for answer in answers] == [(made[0].id, "stored"), (made[0].id, "skipped")]
+    assert [(answer.id, answer.effect) for answer in answers] == [(made[0].id, "created"), (made[0].id, "skipped")]
 
 
 @pytest.mark.parametrize("earlier", [False, True])
@@ -216,7 +216,7 @@ async def test_duplicates_from_twenty_connections_leave_one_job(
         for connection in connections:
             await connection.close()
     effects = [answer.effect for [answer] in answers]
-    assert effects.count("stored") == 1
+    assert effects.count("created") == 1
     audit = await jobs.audit()
     assert audit["pending"] == 2
     if mode is UniqueMode.REPLACE:
@@ -230,7 +230,7 @@ async def test_callers_who_share_a_statement_share_a_job(jobs: Jobs) -> None:
     answers = await asyncio.gather(
         *(jobs.enqueue([one()]) for _ in range(50)), *(jobs.enqueue([job()]) for _ in range(9))
     )
-    assert sorted(answer.effect for [answer] in answers) == ["skipped"] * 49 + ["stored"] * 10
+    assert sorted(answer.effect for [answer] in answers) == ["created"] * 10 + ["skipped"] * 49
     assert (await jobs.audit())["jobs"] == 10
 
 
@@ -290,7 +290,7 @@ async def test_a_job_that_is_just_being_claimed_is_looked_at_again(
         await waits_for_a_lock(sql)
         await transaction.commit()
         [answer] = await waiting
-        assert (answer.id, answer.effect) == (second.id, "stored")
+        assert (answer.id, answer.effect) == (second.id, "created")
         assert await jobs.audit() == {"jobs": 2, "pending": 1, "leases": 1, "finished": 0}
     finally:
         await other.close()
@@ -347,13 +347,13 @@ async def test_a_skipped_request_leaves_its_idempotency_key_free(jobs: Jobs, wor
     assert [(answer.id, answer.effect) for answer in answers] == [
         (first.id, "skipped"),
         (first.id, "skipped"),
-        (again[2].id, "stored"),
+        (again[2].id, "created"),
     ]
     [alone] = await jobs.enqueue([one(idempotency_key="a")])
     assert (alone.id, alone.effect) == (first.id, "skipped")
     await jobs.cancel(first.id)
     await worker_store.settle(1, [])
-    assert (await jobs.enqueue([job(idempotency_key="a")]))[0].effect == "stored"
+    assert (await jobs.enqueue([job(idempotency_key="a")]))[0].effect == "created"
 
 
 async def test_a_replay_does_nothing_to_unique_keys(jobs: Jobs, worker_store: WorkerStore, sql: Connection) -> None:
@@ -376,7 +376,7 @@ async def test_a_conflict_undoes_what_the_call_did_to_others(
             await store(sql, one(unique=unique(mode=UniqueMode.REPLACE)), job(idempotency_key="a", priority=5))
         assert await contents(sql) == before
         [stored] = await store(sql, job())
-        assert stored.effect == "stored", "the caller's transaction goes on"
+        assert stored.effect == "created", "the caller's transaction goes on"
     assert (await jobs.audit())["jobs"] == 3
 
 
@@ -432,7 +432,7 @@ async def test_a_key_that_an_enqueue_holds_is_not_waited_for(
     retention = Retention(database, Keep(by_status={}))
     async with sql.transaction():
         [stored] = await store(sql, one())
-        assert stored.effect == "stored"
+        assert stored.effect == "created"
         async with asyncio.timeout(5):
             assert (await retention.remove_unique_keys(after=("", ""), rows=100))[0] == 0
     assert (await jobs.enqueue([one()]))[0].id == stored.id
@@ -450,7 +450,7 @@ async def test_an_enqueue_takes_a_key_that_is_being_removed(
     await waits_for_a_lock(sql)
     await transaction.commit()
     [answer] = await waiting
-    assert (answer.id, answer.effect) == (second.id, "stored")
+    assert (answer.id, answer.effect) == (second.id, "created")
     assert await sql.fetchval("select job_id from fencepost.unique_keys") == second.id
 
 

@@ -42,7 +42,7 @@ async def test_every_time_that_is_stored_is_the_clocks(
         await work.enqueue(1)
         await work.options(idempotency_key="k").enqueue(2)
         await work.enqueue_many([work.call(3), work.options(queue="other").call(4)])
-        work.enqueue_sync(5)
+        await asyncio.to_thread(work.enqueue_sync, 5)
         async with sql.transaction():
             await work.within(sql).enqueue(6)
         await sql.execute("""select fencepost.enqueue('work', '{"n": 7}')""")

@@ -30,8 +30,7 @@ from fencepost import (
 )
 from fencepost.domain.outcome import Ending
 from fencepost.errors import DatabaseUnavailable, FencepostError
-from fencepost.testing import Kit
-from fencepost.testing.draining import HandlerFailed
+from fencepost.testing import HandlerFailed, Kit
 
 from . import processes
 from .conftest import MakeKit
@@ -357,7 +356,7 @@ async def test_an_app_is_where_it_was_before_once_its_kit_is_closed(
         async with Kit(app, empty_url) as kit:
             kit.freeze(datetime(2030, 1, 1, tzinfo=UTC))
             await work.enqueue(2)
-            work.enqueue_sync(3)
+            await asyncio.to_thread(work.enqueue_sync, 3)
             assert [one.arguments for one in kit.enqueued()] == [{"n": 2}, {"n": 3}]
         assert await kept.status() is Status.PENDING
         await work.enqueue(4)
@@ -398,7 +397,7 @@ async def test_a_kit_leaves_no_task_thread_or_connection_behind(
     before, threads = asyncio.all_tasks(), threading.enumerate()
     async with make_kit(app) as kit:
         await work.enqueue()
-        work.enqueue_sync()
+        await asyncio.to_thread(work.enqueue_sync)
         await kit.drain()
         kit.drain_sync()
     assert asyncio.all_tasks() == before

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
 from fencepost import Draft, Fencepost, InvalidJob
-from fencepost.errors import DatabaseUnavailable
+from fencepost.errors import DatabaseUnavailable, FencepostError
 from fencepost.testing import recording
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +23,9 @@ async def test_what_is_enqueued_is_remembered_and_nothing_is_connected(app: Fenc
 
     with recording(app) as remembered:
         handle = await greet.options(delay=60, tags=["a"], metadata={"t": 1}, idempotency_key="k").enqueue("Ada")
-        greet.options(queue="mail", run_at=MOMENT).enqueue_sync("Bob", shout=True)
+        with pytest.raises(FencepostError, match="await instead"):
+            greet.enqueue_sync("Bob")
+        await asyncio.to_thread(greet.options(queue="mail", run_at=MOMENT).enqueue_sync, "Bob", shout=True)
         await greet.enqueue_many([greet.call("C"), greet.call("D")])
         await app.enqueue_many([greet.call("E")])
         [ada] = remembered.assert_enqueued(greet, "Ada", shout=False)

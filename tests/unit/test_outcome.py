@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from fencepost.domain.outcome import (
     describe,
 )
 from fencepost.domain.policy import Policy
-from fencepost.errors import Permanent, Retry
+from fencepost.errors import InvalidJob, Permanent, Retry, Snooze
 
 BACKOFF = Policy(Exponential(base_seconds=10, ceiling_seconds=300))
 
@@ -224,16 +225,41 @@ def test_a_retry_waits_within_the_backoff_and_nothing_else_waits() -> None:
     ],
 )  # fmt: skip
 def test_a_handlers_own_delay_is_a_lower_bound_and_bounded(after: float | None, low: float, high: float) -> None:
+    error = Retry("later")
+    # Past the check of the constructor, as a subclass may come.
+    error.after = after
     for _ in range(50):
-        delay = outcome.failed(lease(), Retry("later", after=after), BACKOFF).delay_seconds
+        delay = outcome.failed(lease(), error, BACKOFF).delay_seconds
         assert low <= delay <= high
 
 
 def test_a_delay_that_is_no_number_is_only_a_failed_attempt() -> None:
-    wrong: Any = "tomorrow"
-    ended = outcome.failed(lease(), Retry("later", after=wrong), BACKOFF)
+    error: Any = Retry("later")
+    error.after = "tomorrow"
+    ended = outcome.failed(lease(), error, BACKOFF)
     assert ended.ending is Ending.FAILED
     assert 5 <= ended.delay_seconds <= 10
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), "30s", True, None, timedelta(seconds=-1)])
+def test_a_pause_that_cannot_be_meant_is_refused_where_it_is_said(wrong: Any) -> None:
+    with pytest.raises(InvalidJob, match=r"^seconds: must be seconds or a timedelta, from 0 on, not "):
+        Snooze(wrong)
+    if wrong is not None:
+        with pytest.raises(InvalidJob, match=r"^after: must be seconds or a timedelta, from 0 on, not "):
+            Retry("later", after=wrong)
+
+
+def test_a_pause_may_be_a_timedelta() -> None:
+    assert Retry("later", after=timedelta(hours=3)).after == 10_800
+    snooze = Snooze(timedelta(minutes=2))
+    assert (snooze.seconds, str(snooze)) == (120, "snoozed for 120 seconds")
+
+
+def test_a_pause_in_the_place_of_the_message_is_refused() -> None:
+    seconds: Any = 30
+    with pytest.raises(InvalidJob, match=r"^message: must be a text; when to try again is after=30$"):
+        Retry(seconds)
 
 
 def test_outcomes_are_frozen() -> None:

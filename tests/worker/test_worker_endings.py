@@ -183,7 +183,9 @@ async def test_snoozing_costs_no_attempt_however_often(bench: Bench, caplog: pyt
 async def test_a_snooze_of_no_number_of_seconds_is_one_of_none(bench: Bench) -> None:
     async def work(context: Context, payload: Any) -> None:
         if context.token == 1:
-            raise Snooze(float("nan"))
+            snooze = Snooze(1)
+            snooze.seconds = float("nan")
+            raise snooze
 
     await start_worker(bench, job_type("work", work))
     assert (await bench.ended(await bench.enqueue("work"))).status is Status.COMPLETED

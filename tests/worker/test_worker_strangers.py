@@ -17,7 +17,7 @@ from fencepost.store.job_types import JobTypes
 from fencepost.worker.maintenance import Declaration
 from fencepost.worker.strangers import CACHE_SECONDS, Strangers
 
-from .support import Bench, Tally, make_lease, wait_until
+from .support import Bench, Tally, fields_of, make_lease, records, wait_until
 
 
 class Types:
@@ -125,9 +125,13 @@ async def test_a_rolling_deploy_costs_no_attempt(bench: Bench) -> None:
     assert await bench.history(job_id) == []
 
 
-async def test_an_unknown_type_that_nobody_declares_fails_at_once(bench: Bench) -> None:
+async def test_an_unknown_type_that_nobody_declares_fails_at_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     await bench.start()
-    job = await bench.ended(await bench.enqueue("typo"))
+    job, _ = await bench.finished(*await bench.enqueue_many("typo", [None] * 2))
+    warned = records(caplog, "this worker doesn't know the type of a job")
+    assert [fields_of(record) for record in warned] == [{"job_type": "typo"}], "once, not for each job"
     assert (job.status, job.attempts) == (Status.FAILED, 1)
     assert [one.error_type for one in await bench.history(job.id)] == ["UnknownJobType"]
 

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from fencepost.domain.job import Limits
+from fencepost.domain.requests import UniqueRequest
 from fencepost.domain.text import check_json, clean_text
 from fencepost.domain.wording import explain, shown
 from fencepost.errors import InvalidJob
@@ -32,6 +33,8 @@ class HasPayload(Protocol):
 _T = TypeVar("_T", bound=HasPayload)
 
 THE_BODY = "the body"
+_UNIQUE = "unique"
+"""The one member that has members of its own; metadata and the payload are looked through elsewhere."""
 EXPLAINED_BYTES = 4 << 20
 """Text longer than this is not parsed a second time for a better message."""
 
@@ -50,7 +53,8 @@ class BodyDecoder(Generic[_T]):
     def __init__(self, kind: type[_T]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
         self._names = [field.encode_name for field in msgspec.structs.fields(kind)]  # type: ignore[arg-type]
-        self._quoted = [f'"{name}"'.encode() for name in self._names]
+        inner = msgspec.structs.fields(UniqueRequest) if _UNIQUE in self._names else ()
+        self._quoted = [f'"{name}"'.encode() for name in [*self._names, *(field.encode_name for field in inner)]]
 
     def decode(self, raw: bytes, what: str = THE_BODY) -> _T:
         """Read *raw*, which messages call *what*. Raises InvalidJob, naming the field if it is one field's fault."""
@@ -83,11 +87,18 @@ class BodyDecoder(Generic[_T]):
             pairs: list[tuple[str, object]] = _PAIRS.decode(raw.decode())
         except (RecursionError, ValueError) as error:
             raise _explain_syntax(raw, error, what) from None
-        seen: set[str] = set()
-        for name_, _ in pairs:
-            if name_ in seen:
-                raise InvalidJob("is given twice", field=shown(name_))
-            seen.add(name_)
+        _refuse_twice(pairs)
+        for name_, value in pairs:
+            if name_ == _UNIQUE and isinstance(value, list):
+                _refuse_twice(value, f"{_UNIQUE}.")
+
+
+def _refuse_twice(pairs: list[tuple[str, object]], before: str = "") -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise InvalidJob("is given twice", field=before + shown(name))
+        seen.add(name)
 
 
 def split_array(body: bytes) -> Iterator[bytes]:

@@ -8,10 +8,10 @@ from uuid import UUID
 from fencepost.api.cursors import read_cursor, write_cursor
 from fencepost.api.http import CLOSE, HttpError, Request, Response, answer
 from fencepost.api.schemas import JobList, JobRecord, JobStatus, listed, record_of
-from fencepost.domain.fields import check_tags
+from fencepost.domain.fields import check_queue, check_tags
 from fencepost.domain.ids import parse_id
 from fencepost.domain.job import Attempt, Job, Status
-from fencepost.domain.requests import check_queue, parse_moment
+from fencepost.domain.requests import parse_moment
 from fencepost.errors import InvalidJob
 from fencepost.store.jobs import Jobs
 from fencepost.store.listing import Filter, Listing

@@ -6,7 +6,7 @@ from fencepost.api.http import Request, Response, answer
 from fencepost.api.jobs import refuse_body
 from fencepost.api.schemas import QueueList, queue_record
 from fencepost.api.shared import Shared
-from fencepost.domain.requests import check_queue
+from fencepost.domain.fields import check_queue
 from fencepost.store.queues import COUNT_LIMIT, Queues, QueueState
 
 

@@ -141,7 +141,13 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             },
         ),
     ]
-    priority: Annotated[int, Meta(description="The higher goes first.", ge=0, le=Limits.PRIORITY)] = 0
+    priority: Annotated[
+        int,
+        Meta(
+            description="The higher goes first.",
+            extra_json_schema={"minimum": 0, "maximum": Limits.PRIORITY},
+        ),
+    ] = 0
     max_retries: Annotated[int, Meta(description="Attempts after the first one.", ge=0, le=Limits.MAX_ATTEMPTS - 1)] = (
         DEFAULT_RETRIES
     )
@@ -161,7 +167,7 @@ class BulkItem(msgspec.Struct, frozen=True):
     effect: Annotated[
         str,
         Meta(
-            description="What was done: `stored`, `replayed`, or for a unique key that another job held, `skipped`, "
+            description="What was done: `created`, `replayed`, or for a unique key that another job held, `skipped`, "
             "`rescheduled` or `replaced`. The id is that of the job that is there now."
         ),
     ]

@@ -20,11 +20,11 @@ from fencepost.api.schemas import (
     record_of,
     record_of_new,
 )
-from fencepost.domain.fields import parse_trace_context
+from fencepost.domain.fields import check_key, parse_trace_context
 from fencepost.domain.job import NewJob
-from fencepost.domain.requests import JobRequest, Rules, make_job, parse_key
+from fencepost.domain.requests import JobRequest, Rules, make_job
 from fencepost.errors import InvalidJob
-from fencepost.store.enqueueing import STORED, Enqueued
+from fencepost.store.enqueueing import CREATED, Enqueued
 from fencepost.store.jobs import Jobs
 from fencepost.telemetry.events import Events
 
@@ -161,7 +161,7 @@ def _headers(enqueued: Enqueued) -> list[tuple[bytes, bytes]]:
     headers = [location(enqueued.id)]
     if enqueued.replayed:
         headers.append(_REPLAYED)
-    elif enqueued.effect != STORED:
+    elif enqueued.effect != CREATED:
         headers.append((b"unique-effect", enqueued.effect.encode()))
     return headers
 
@@ -173,4 +173,4 @@ def key_of(request: Request) -> str | None:
         return None
     if sum(name == b"idempotency-key" for name, _ in request.scope["headers"]) > 1:
         raise InvalidJob("the header is there twice; send it once", field="idempotency_key")
-    return parse_key(header.strip())
+    return check_key(header.strip())

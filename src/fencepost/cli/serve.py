@@ -113,11 +113,19 @@ class _Service:
         self._signals = StopSignals(at_once=self._pool.kill)
 
     async def run(self, listening: Any) -> int:
-        """Serve until a signal, then stop in order."""
-        await connect(self._database, self._signals.stop)
-        await prepare(self._database, partition_days=self._settings.partition_days)
-        if self._settings.workers:
-            await started(self._pool, self._signals.stop)
+        """Serve until a signal, then stop in order. Raises FencepostError when it can't start."""
+        try:
+            await connect(self._database, self._signals.stop)
+            await prepare(self._database, partition_days=self._settings.partition_days)
+            if self._settings.workers:
+                await started(self._pool, self._signals.stop)
+            return await self._until_stopped(listening)
+        finally:
+            if self._database.is_open:
+                await self._hints.close()
+            await self._database.close()
+
+    async def _until_stopped(self, listening: Any) -> int:
         serving = asyncio.create_task(self._server.serve(sockets=[listening]), name="fencepost-http")
         watching = asyncio.create_task(self._watch_embedded(), name="fencepost-embedded")
         declaring = asyncio.create_task(self._declare_types(), name="fencepost-declaration")
@@ -129,8 +137,6 @@ class _Service:
         await self._shut_down(serving)
         watching.cancel()
         await end_all(declaring)
-        await self._hints.close()
-        await self._database.close()
         return 1 if failed else 0
 
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:

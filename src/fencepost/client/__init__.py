@@ -8,6 +8,7 @@ How jobs are enqueued, waited for and looked at, from Python.
     handle     what an enqueue gives back
     watching   waiting for a job's end
     clients    connections, one set for each event loop; address, where to
-    portal     a loop for sync callers
+    portal     a loop for sync callers; loops, who those may be
+    forking    what a forked child makes anew
     access     looking at jobs, and changing them
 """

@@ -16,7 +16,7 @@ from fencepost.transactions import adapt
 if TYPE_CHECKING:
     from typing import Self
 
-    from fencepost.store.bulk import Result
+    from fencepost.store.bulk import Progress, Result
 
 T = TypeVar("T")
 PAGE_JOBS = 100
@@ -73,7 +73,7 @@ class Access:
         Run a coroutine of this app's for sync code, and return what it returns.
 
         It runs in a loop in a thread, which is shared by all sync callers and made when it is first needed. The
-        calling thread is blocked; don't call it in an event loop's thread, where others would wait too.
+        calling thread is blocked. Raises FencepostError where an event loop runs: await there.
         """
         return self._producer.wait(work)
 
@@ -102,7 +102,7 @@ class Access:
         return await self.handle(job_id).cancel()
 
     async def retry(self, job_id: UUID) -> None:
-        """Put a `dead_letter` job back to pending. Raises JobNotFound and WrongStatus."""
+        """Put a `dead_letter` job back to pending. Raises JobNotFound, WrongStatus and DuplicateJob."""
         await self.handle(job_id).retry()
 
     async def jobs(
@@ -133,18 +133,24 @@ class Access:
                 return
             page = await listing.page(which, limit=PAGE_JOBS, before=page.next_before)
 
-    async def retry_all(self, *, spread_seconds: float = 0.0, **conditions: Any) -> Result:
-        """Put back the `dead_letter` jobs that meet the conditions of a `Selection`. Raises InvalidJob."""
+    async def retry_all(
+        self, *, spread_seconds: float = 0.0, progress: Progress | None = None, **conditions: Any
+    ) -> Result:
+        """
+        Put back the `dead_letter` jobs that meet the conditions of a `Selection`.
+
+        *progress* is awaited with the result so far after each batch. Raises InvalidJob.
+        """
         bulk = (await self._producer.client()).bulk
-        return await bulk.retry(_selection(conditions), spread_seconds=spread_seconds)
+        return await bulk.retry(_selection(conditions), spread_seconds=spread_seconds, progress=progress)
 
-    async def cancel_all(self, **conditions: Any) -> Result:
-        """Cancel the jobs that meet the conditions of a `Selection`. Raises InvalidJob."""
-        return await (await self._producer.client()).bulk.cancel(_selection(conditions))
+    async def cancel_all(self, *, progress: Progress | None = None, **conditions: Any) -> Result:
+        """Cancel the jobs that meet the conditions of a `Selection`. The rest is as for `retry_all`."""
+        return await (await self._producer.client()).bulk.cancel(_selection(conditions), progress=progress)
 
-    async def delete_all(self, **conditions: Any) -> Result:
-        """Remove the ended jobs that meet the conditions of a `Selection`. Raises InvalidJob."""
-        return await (await self._producer.client()).bulk.delete(_selection(conditions))
+    async def delete_all(self, *, progress: Progress | None = None, **conditions: Any) -> Result:
+        """Remove the ended jobs that meet the conditions of a `Selection`. The rest is as for `retry_all`."""
+        return await (await self._producer.client()).bulk.delete(_selection(conditions), progress=progress)
 
 
 def _selection(conditions: dict[str, Any]) -> Any:

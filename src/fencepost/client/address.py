@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from fencepost.client.forking import forget_in_children
 from fencepost.errors import EmbeddedError
 from fencepost.settings import Settings
 
@@ -16,14 +17,27 @@ log = logging.getLogger("fencepost.client")
 class Address:
     """The address of an app's database, found when it is first needed."""
 
-    def __init__(self, dsn: str | Callable[[], str] | None, settings: Callable[[], Settings]) -> None:
+    def __init__(
+        self,
+        dsn: str | Callable[[], str] | None,
+        settings: Callable[[], Settings],
+        *,
+        started: Callable[[], None] = lambda: None,
+    ) -> None:
+        """*started* is called when the embedded PostgreSQL was started here."""
         self._given = dsn
         self._settings = settings
+        self._started = started
+        self.is_embedded = False
+        """Whether it is the embedded PostgreSQL, which nobody else brings up to date."""
+        self.forget()
+        forget_in_children(self)
+
+    def forget(self) -> None:
+        """Know of no server: a forked child finds its parent's as any other process does."""
         self._lock = threading.Lock()
         self._found: str | None = None
         self._server: Any = None
-        self.is_embedded = False
-        """Whether it is the embedded PostgreSQL, which nobody else brings up to date."""
 
     async def find(self) -> str:
         """The address. Starts the embedded PostgreSQL if that is what is to be used and nobody runs it."""
@@ -72,6 +86,7 @@ class Address:
                         raise
                     continue
                 self._server, self._found = server, server.dsn
+                self._started()
                 log.info(
                     "started the embedded PostgreSQL, since there is neither a dsn nor DATABASE_URL",
                     extra={"data_dir": str(data_dir)},

@@ -8,13 +8,12 @@ else when its loop ends in good order, as `asyncio.run` sees to.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Any
 
 from fencepost.client.address import Address
+from fencepost.client.forking import forget_in_children
 from fencepost.client.watching import Watcher
 from fencepost.settings import Settings
 from fencepost.store.bulk import Bulk
@@ -25,6 +24,7 @@ from fencepost.store.jobs import Jobs
 from fencepost.store.listing import Listing
 from fencepost.store.migrate import prepare
 from fencepost.store.queues import Queues
+from fencepost.telemetry.unconfigured import show_warnings
 
 Wake = Callable[[Iterable[int]], None]
 
@@ -63,12 +63,13 @@ class Clients:
         self._address = address
         self._settings = settings
         self._wake = wake
-        self._lock = threading.Lock()
-        self._forget()
-        os.register_at_fork(after_in_child=_forgetting(self))
+        self.forget()
+        forget_in_children(self)
+        # Whatever may warn of something, a worker too, begins with a client.
+        show_warnings()
 
-    def _forget(self) -> None:
-        """A forked child has no part in its parent's connections."""
+    def forget(self) -> None:
+        """Have no connections: a forked child has no part in its parent's."""
         self._lock = threading.Lock()
         self._open: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Opening] = weakref.WeakKeyDictionary()
 
@@ -130,14 +131,3 @@ async def _close_with_loop(client: Client) -> AsyncGenerator[None, None]:
         yield
     finally:
         await client.close()
-
-
-def _forgetting(clients: Clients) -> Callable[[], Any]:
-    reference = weakref.ref(clients)
-
-    def forget() -> None:
-        found = reference()
-        if found is not None:
-            found._forget()
-
-    return forget

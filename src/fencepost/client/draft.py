@@ -12,8 +12,8 @@ from uuid import UUID
 import msgspec
 
 from fencepost.client import options
-from fencepost.domain.job import Limits, NewJob
-from fencepost.domain.requests import check_queue
+from fencepost.domain.fields import check_max_attempts, check_priority, check_queue
+from fencepost.domain.job import NewJob
 from fencepost.errors import InvalidJob
 
 
@@ -56,9 +56,6 @@ class Draft:
 
     def _finished(self) -> NewJob:
         """The job as it is to be stored. Raises InvalidJob."""
-        check_queue(self.queue)
-        options.check_whole(self.priority, "priority", 0, Limits.PRIORITY)
-        options.check_whole(self.max_attempts, "max_attempts", 1, Limits.MAX_ATTEMPTS)
         again = options.changed(
             options.Options(), delay=self.delay_seconds, run_at=self.run_at, timeout=self.timeout_seconds,
             tags=self.tags, idempotency_key=self.idempotency_key,
@@ -68,9 +65,9 @@ class Draft:
             metadata = options.check_metadata(self.metadata)
         return msgspec.structs.replace(
             self._job,
-            queue=self.queue,
-            priority=self.priority,
-            max_attempts=self.max_attempts,
+            queue=check_queue(self.queue),
+            priority=check_priority(self.priority),
+            max_attempts=check_max_attempts(self.max_attempts),
             run_at=again.run_at,
             delay_seconds=again.delay_seconds,
             timeout_seconds=again.timeout_seconds,

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from fencepost.errors import JobFailed, JobNotFound
+from fencepost.errors import InvalidJob, JobFailed, JobNotFound
 
 if TYPE_CHECKING:
     from fencepost.client.producer import Producer
@@ -79,9 +79,10 @@ class Handle(Generic[R_co]):
         As the function's annotated type, if the result fits it; else as plain JSON values. None when the result
         couldn't be stored.
 
-        Raises JobFailed when it ended in any other way, ResultTimeout (the job goes on),
-        JobNotFound, and DatabaseUnavailable.
+        With None there is no limit, and with 0 it looks once. Raises JobFailed when it ended in any other way,
+        ResultTimeout (the job goes on), JobNotFound, DatabaseUnavailable, and InvalidJob for another *timeout*.
         """
+        _check_timeout(timeout)
         client = await self._producer.client()
         job = await client.watcher.ended(self.id, timeout, may_appear=self._may_appear)
         if job.status != "completed":
@@ -111,3 +112,14 @@ class Handle(Generic[R_co]):
         """Put the job back to pending if it is `dead_letter`. Raises JobNotFound and WrongStatus."""
         client = await self._producer.client()
         await client.jobs.retry(self.id)
+
+
+def _check_timeout(timeout: object) -> None:
+    """Raise InvalidJob for what is no time to wait."""
+    if timeout is None:
+        return
+    # Not a number: compares with nothing, so it is refused here as well.
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+        raise InvalidJob(
+            f"must be seconds, from 0 (look once) up, or None to wait without a limit, not {timeout!r}", field="timeout"
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+import pickle
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
@@ -60,6 +61,7 @@ class Job(Generic[P, R]):
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         self.__module__ = getattr(function, "__module__", __name__)
+        self.__annotations__ = getattr(function, "__annotations__", {})
 
     @property
     def name(self) -> str:
@@ -85,12 +87,17 @@ class Job(Generic[P, R]):
         In a connection given by `within` it is a part of that transaction, and commits with it.
 
         Raises InvalidJob naming what is wrong, KeyConflict when the idempotency key made another
-        job, DatabaseUnavailable, and WrongConnection for a sync connection.
+        job, DatabaseUnavailable, SchemaMismatch where the schema was never made, and WrongConnection for
+        a sync connection. In your connection, what its driver raises reaches you as it is.
         """
         return (await self._producer.enqueue([self.call(*args, **kwargs)], self._adapter))[0]
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """The same for sync callers: with a sync connection from `within`, or without any."""
+        """
+        The same for sync callers: with a sync connection from `within`, or without any.
+
+        Without one it raises FencepostError where an event loop runs: await `enqueue` there.
+        """
         return self._producer.enqueue_sync([self.call(*args, **kwargs)], self._adapter)[0]
 
     async def enqueue_many(self, calls: Iterable[BoundCall[R]]) -> list[Handle[R]]:
@@ -143,7 +150,10 @@ class Job(Generic[P, R]):
         """
         The same job, enqueued in the open transaction of *connection*.
 
-        It commits with that transaction and is gone with its rollback; workers are woken by the commit.
+        It commits with that transaction and is gone with its rollback; workers are woken by the commit. Where
+        none is open (asyncpg without `transaction()`, psycopg's autocommit, Django outside of `atomic()`) it is
+        stored at once.
+
         *connection* is one of asyncpg, psycopg 3, SQLAlchemy 2 (a connection or session, sync or async) or Django.
 
         Raises WrongConnection for anything else, saying what to pass instead.
@@ -151,9 +161,30 @@ class Job(Generic[P, R]):
         return self._copy(_adapter=adapt(connection))
 
     def _copy(self, **changes: Any) -> Self:
-        other = copy.copy(self)
-        other.__dict__.update(changes)
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, **changes)
         return other
+
+    def __copy__(self) -> Self:
+        """Itself: like a function, it never changes."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Itself, for the same reason."""
+        return self
+
+    def __reduce__(self) -> str:
+        """Pickled as a function is: by the name that it has in its module. Raises PicklingError when that isn't it."""
+        found: Any = sys.modules.get(self.__module__)
+        for part in self.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is not self:
+            raise pickle.PicklingError(
+                f"{self!r} can't be pickled: it isn't what {self.__module__}.{self.__qualname__} names. Jobs are "
+                "pickled by their name, as functions are; so declare it in a module, and add options and connections "
+                "where it is used"
+            )
+        return str(self.__qualname__)
 
     def _arguments(self, payload: bytes) -> Mapping[str, Any]:
         given = msgspec.json.decode(payload)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
-from fencepost.domain.job import Limits, Unique
-from fencepost.domain.requests import check_queue, parse_key
+from fencepost.domain import fields
+from fencepost.domain.durations import in_seconds
+from fencepost.domain.job import Unique
 from fencepost.errors import InvalidJob
 from fencepost.types import codec
-from fencepost.types.unique import UniqueBy
+from fencepost.types.unique import UniqueBy, unique_rule
 
 Seconds = float | timedelta
-_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
-_LATEST = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,111 +49,77 @@ def changed(
 ) -> Options:
     """*before*, with what is given here in its place. Raises InvalidJob naming the option."""
     values: dict[str, Any] = {name: value for name, value in plain.items() if value is not None}
-    if delay is not None and run_at is not None:
-        raise InvalidJob("can't be given together with run_at; use one of them", field="delay")
+    fields.check_due(run_at, delay)
     if delay is not None:
-        values |= {"delay_seconds": duration(delay, "delay", 0, Limits.DELAY_SECONDS), "run_at": None}
+        values |= {"delay_seconds": fields.check_delay(seconds(delay, "delay")), "run_at": None}
     if run_at is not None:
         values |= {"run_at": moment(run_at, "run_at"), "delay_seconds": None}
     if isinstance(expires, datetime):
         values |= {"expires_at": moment(expires, "expires"), "expires_seconds": None}
     elif expires is not None:
-        values |= {"expires_seconds": duration(expires, "expires", 0.001, Limits.DELAY_SECONDS), "expires_at": None}
+        values |= {"expires_seconds": fields.check_expiry(seconds(expires, "expires")), "expires_at": None}
     if timeout is not None:
-        values["timeout_seconds"] = duration(timeout, "timeout", 0.001, Limits.TIMEOUT_SECONDS)
+        values["timeout_seconds"] = fields.check_timeout(seconds(timeout, "timeout"))
     if tags is not None:
         values["tags"] = check_tags(tags)
     if metadata is not None:
         values["metadata"] = check_metadata(metadata)
+    for name, check in _PLAIN.items():
+        if name in values:
+            values[name] = check(values[name])
     if idempotency_key is not None:
-        if not isinstance(idempotency_key, str):
-            raise InvalidJob(f"must be a string, not {idempotency_key!r}", field="idempotency_key")
-        values["idempotency_key"] = parse_key(idempotency_key)
-    _check_plain(values)
+        values["idempotency_key"] = fields.check_key(idempotency_key)
     return msgspec.structs.replace(before, **values)
 
 
-def _check_plain(values: Mapping[str, Any]) -> None:
-    if "queue" in values:
-        if not isinstance(values["queue"], str):
-            raise InvalidJob(f"must be a string, not {values['queue']!r}", field="queue")
-        check_queue(values["queue"])
-    check_whole(values.get("priority", 0), "priority", 0, Limits.PRIORITY)
-    check_whole(values.get("max_attempts", 1), "max_attempts", 1, Limits.MAX_ATTEMPTS)
-    unique = values.get("unique")
-    if isinstance(unique, Unique):
-        check_unique(unique)
-    elif not isinstance(unique, UniqueBy | None):
-        raise InvalidJob(f"must be a Unique or a UniqueBy, not {unique!r}", field="unique")
-
-
-def check_whole(value: object, field: str, low: int, high: int) -> None:
-    """Raise InvalidJob unless *value* is a whole number from *low* to *high*."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidJob(f"must be a whole number from {low} to {high}, not {value!r}", field=field)
-
-
-def duration(value: object, field: str, low: float, high: float) -> float:
+def seconds(value: object, field: str) -> float:
     """Read seconds or a timedelta. Raises InvalidJob."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        raise InvalidJob(f"must be seconds or a timedelta, not {value!r}", field=field)
-    if not low <= seconds <= high:
-        raise InvalidJob(f"must be from {low:g} to {high:g} seconds, not {seconds:g}", field=field)
-    return float(seconds)
+    try:
+        return in_seconds(value)
+    except ValueError as error:
+        raise InvalidJob(str(error), field=field) from None
 
 
 def moment(value: object, field: str) -> datetime:
     """Read an aware datetime, as UTC. Raises InvalidJob."""
     if not isinstance(value, datetime):
-        raise InvalidJob(f"must be a datetime, not {value!r}", field=field)
+        raise InvalidJob(f"must be a datetime, not {fields.shown(value)}", field=field)
     if value.utcoffset() is None:
         raise InvalidJob(
             f"must be a datetime with a time zone, such as datetime.now(UTC), not {value.isoformat()}", field=field
         )
-    try:
-        value = value.astimezone(UTC)
-    except OverflowError:
-        value = _LATEST
-    if not _EARLIEST <= value < _LATEST:
-        raise InvalidJob(f"must be between the years 1970 and 2099, not {value.isoformat()}", field=field)
-    return value
+    return fields.check_moment(value, field)
 
 
 def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Read tags; one that is there twice counts once. Raises InvalidJob."""
-    if isinstance(tags, str):
-        raise InvalidJob(f"must be a list of strings, not the string {tags[:60]!r}", field="tags")
-    found = tuple(dict.fromkeys(tags))
-    if len(found) > Limits.TAGS:
-        raise InvalidJob(f"must be at most {Limits.TAGS}, not {len(found)}", field="tags")
-    for tag in found:
-        if not isinstance(tag, str) or not tag or not tag.isprintable() or len(tag.encode()) > Limits.TAG_BYTES:
-            raise InvalidJob(f"must each be 1 to {Limits.TAG_BYTES} bytes of printable text, not {tag!r}", field="tags")
-    return found
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise InvalidJob(f"must be a list of strings, not {fields.shown(tags)}", field="tags")
+    return fields.check_tags(tags)
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> bytes | None:
     """Write metadata as JSON. Raises InvalidJob for anything but an object of bounded size."""
-    if not isinstance(metadata, Mapping):
-        raise InvalidJob(f"must be a mapping of names to JSON values, not {metadata!r}", field="metadata")
     try:
-        raw = codec.encode(dict(metadata))
+        raw = codec.encode(dict(metadata) if isinstance(metadata, Mapping) else metadata)
     except codec.NotEncodable as error:
         raise InvalidJob(str(error), field="metadata") from None
-    if len(raw) > Limits.METADATA_BYTES:
-        raise InvalidJob(f"takes {len(raw):,} bytes; the limit is {Limits.METADATA_BYTES:,}", field="metadata")
-    return raw if metadata else None
+    return None if raw == b"{}" else fields.check_metadata(raw)
 
 
-def check_unique(unique: Unique) -> None:
-    """Raise InvalidJob for a unique rule that can't be stored."""
-    key = unique.key
-    if not isinstance(key, str) or not key or not key.isprintable() or len(key.encode()) > Limits.UNIQUE_KEY_BYTES:
-        raise InvalidJob(
-            f"must have a key of 1 to {Limits.UNIQUE_KEY_BYTES} bytes of printable text, not {key!r}", field="unique"
-        )
-    if (unique.until == "period") != (unique.period_seconds is not None):
-        raise InvalidJob('must have period_seconds with until="period", and only then', field="unique")
-    if unique.period_seconds is not None:
-        duration(unique.period_seconds, "unique", 0.001, Limits.DELAY_SECONDS)
+def check_unique(unique: object) -> Unique | UniqueBy:
+    """Read a unique rule. Raises InvalidJob for one that can't be stored."""
+    if isinstance(unique, UniqueBy):
+        return unique
+    if not isinstance(unique, Unique):
+        raise InvalidJob(f"must be a Unique or a UniqueBy, not {fields.shown(unique)}", field="unique")
+    return unique_rule(unique)
+
+
+_PLAIN: dict[str, Any] = {
+    "queue": fields.check_queue,
+    "priority": fields.check_priority,
+    "max_attempts": fields.check_max_attempts,
+    "unique": check_unique,
+}
+"""What is checked as it is given."""

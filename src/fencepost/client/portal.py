@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from fencepost.client.forking import forget_in_children
 from fencepost.errors import FencepostError
 
 T = TypeVar("T")
@@ -26,10 +26,14 @@ class Portal:
 
     def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
         self._close = close
+        self.forget()
+        forget_in_children(self)
+
+    def forget(self) -> None:
+        """Have no loop: in a forked child its thread isn't there any more, and its sockets are the parent's."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._owner = 0
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """
@@ -51,9 +55,7 @@ class Portal:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            # The thread of a parent process isn't here any more, and its sockets are the parent's.
-            if self._loop is None or self._owner != os.getpid():
-                self._owner = os.getpid()
+            if self._loop is None:
                 self._loop = loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._serve, args=(loop,), name="fencepost-portal", daemon=True)
                 self._thread.start()
@@ -68,12 +70,17 @@ class Portal:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
+    def stop_first(self) -> None:
+        """When the interpreter ends, stop before whatever has been started until now."""
+        atexit.unregister(self.stop)
+        atexit.register(self.stop)
+
     def stop(self) -> None:
         """Close what runs in it, and end the thread. The next `run` starts another. Safe to call twice."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
-            if loop is None or thread is None or self._owner != os.getpid():
+            if loop is None or thread is None:
                 return
             atexit.unregister(self.stop)
             closing = asyncio.run_coroutine_threadsafe(self._end(), loop)

@@ -13,6 +13,7 @@ import msgspec
 
 from fencepost.client.draft import AroundEnqueue, drafted
 from fencepost.client.handle import Handle
+from fencepost.client.loops import refuse_in_loop
 from fencepost.client.options import Options
 from fencepost.domain.ids import new_id
 from fencepost.domain.job import NewJob, Unique
@@ -35,7 +36,7 @@ Dsn = str | Callable[[], str]
 
 _making = threading.RLock()
 """One thread at a time makes what an app has one of."""
-# Whoever held it in the parent isn't in the child.
+# Whoever held it in the parent isn't in the child. `forking` does that for what an app has one of.
 os.register_at_fork(after_in_child=lambda: globals().update(_making=threading.RLock()))
 
 
@@ -87,7 +88,7 @@ class Producer:
             if self._address is None:
                 from fencepost.client.address import Address
 
-                self._address = Address(self._dsn, lambda: self.settings)
+                self._address = Address(self._dsn, lambda: self.settings, started=self._close_before_the_server)
             return self._address
 
     @property
@@ -109,7 +110,12 @@ class Producer:
             wake(queue_ids)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run *work* in a loop of another thread, and wait for what comes of it."""
+        """Run *work* in a loop of another thread, and wait for what comes of it. Raises FencepostError in a loop."""
+        try:
+            refuse_in_loop()
+        except FencepostError:
+            work.close()
+            raise
         with _making:
             if self._portal is None:
                 from fencepost.client.portal import Portal
@@ -132,6 +138,11 @@ class Producer:
         """The dsn and the schema that were given; None for what comes from the settings."""
         return (self._dsn() if callable(self._dsn) else self._dsn), self._schema
 
+    def _close_before_the_server(self) -> None:
+        """At the end of the program, what starts last is stopped first; connections should go before their server."""
+        if self._portal is not None:
+            self._portal.stop_first()
+
     def stop(self) -> None:
         """End the loop for sync callers, and close what it has open. Blocks; the next `wait` starts another."""
         if self._portal is not None:
@@ -145,7 +156,11 @@ class Producer:
         if not self._clients.are_open and self.address.is_embedded:
             import asyncio
 
-            await asyncio.to_thread(self.address.release)
+            try:
+                await asyncio.to_thread(self.address.release)
+            except RuntimeError:
+                # The interpreter is ending, and starts no threads any more.
+                self.address.release()
 
     async def enqueue(self, calls: Sequence[Call], adapter: Adapter | None) -> list[Handle[Any]]:
         """
@@ -165,10 +180,13 @@ class Producer:
         """
         The same for sync callers: in a sync connection, or else by way of another thread's loop.
 
-        All but the storing happens in the caller's thread, where its context is.
+        All but the storing happens in the caller's thread, where its context is. Raises FencepostError where that
+        runs an event loop, unless there is a connection.
         """
         if not calls:
             return []
+        if adapter is None:
+            refuse_in_loop()
         stored: Sequence[Enqueued] | None = None
         with _traced(calls), drafted(self.around, [self._new_job(call) for call in calls]) as jobs:
             stored = self.wait(self._store(jobs)) if adapter is None else self._store_in_sync(adapter, jobs)

@@ -50,6 +50,8 @@ class Watcher:
         found = await self._look(job_id) if may_appear else await self._jobs.get(job_id)
         if found is not None and found.finished_at is not None:
             return found
+        if timeout_seconds == 0:
+            raise _timed_out(job_id, found)
         with self._waits(job_id) as signal:
             return await _Wait(self._look, self._say, job_id, signal, deadline).run()
 
@@ -116,6 +118,7 @@ class _Wait:
         self._said_at = 0.0
 
     async def run(self) -> Job:
+        """Wait for the job's end. Raises as `Watcher.ended`."""
         pause, found = FIRST_LOOK_SECONDS, None
         while True:
             try:

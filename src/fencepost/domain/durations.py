@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from datetime import timedelta
 from decimal import Decimal
 
 _UNITS = {
@@ -44,6 +46,21 @@ def parse_duration(text: str) -> float:
     if seconds > LONGEST_SECONDS:
         raise ValueError(f"{text[:50]!r} is longer than a hundred years")
     return seconds
+
+
+def in_seconds(value: object) -> float:
+    """Read what Python programs give for a time: seconds or a timedelta. Raises ValueError."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not _is_finite(seconds):
+        raise ValueError(f"must be seconds or a timedelta, not {repr(value)[:60]}")
+    return float(seconds)
+
+
+def _is_finite(seconds: float) -> bool:
+    try:
+        return math.isfinite(seconds)
+    except OverflowError:
+        return False
 
 
 def format_duration(seconds: float) -> str:

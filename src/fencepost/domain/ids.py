@@ -25,11 +25,14 @@ class _Sequence:
     """What the ids of one process have in common: each comes after the last, and no random bits are used twice."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._latest = 0
+        self._start()
+        os.register_at_fork(after_in_child=self._start)
+
+    def _start(self) -> None:
+        """Begin anew: a child process must not make its parent's ids, nor wait for a thread that isn't there."""
+        self._lock = threading.Lock()
         self._entropy: list[int] = []
-        # A child process must not make its parent's ids.
-        os.register_at_fork(after_in_child=self._entropy.clear)
 
     def take(self, tick: int) -> tuple[int, int]:
         """A tick not before *tick*, and 62 random bits."""

@@ -76,7 +76,7 @@ class Result(msgspec.Struct, kw_only=True):
     requested: int = 0
     """Those of them that were running and have been asked to stop."""
     skipped: int = 0
-    """Jobs left alone: they moved on by themselves meanwhile, or stayed locked."""
+    """Jobs left alone: they moved on meanwhile, stayed locked, or (for a retry) another job holds their unique key."""
 
 
 _STATEMENTS = {Action.RETRY: "bulk_retry", Action.CANCEL: "bulk_cancel", Action.DELETE: "bulk_delete"}
@@ -109,7 +109,8 @@ class Bulk:
         Put `dead_letter` jobs back, each with a full budget of attempts.
 
         They are due at once; with *spread_seconds* at moments spread evenly over that time, so
-        that a service which has just recovered isn't met by all of them together.
+        that a service which has just recovered isn't met by all of them together. A job whose
+        unique key another one holds is left where it is; of several with one key the newest goes.
 
         Raises InvalidJob for a selection that can't be meant.
         """
@@ -228,10 +229,10 @@ class _Run:
         """Change what can be changed now; returns what was locked."""
         rows = await self._database.fetch(_STATEMENTS[self._action], **self._values, **self._about(batch))
         effects = {(row["id"], row["queue_id"]): row["effect"] for row in rows}
-        changed = [place for place, effect in effects.items() if effect is not None]
+        changed = [place for place, effect in effects.items() if effect not in (None, "held")]
         self.result.changed += len(changed)
         self.result.requested += sum(effect == "requested" for effect in effects.values())
-        self.result.skipped += len(batch) - len(effects)
+        self.result.skipped += len(batch) - len(effects) + sum(effect == "held" for effect in effects.values())
         if self._action is Action.RETRY:
             self.woken |= {queue_id for _, queue_id in changed}
         return [place for place, effect in effects.items() if effect is None]

@@ -16,7 +16,7 @@ import asyncpg
 
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.store import statements
-from fencepost.store.failures import MISTAKEN, UNAVAILABLE, first_line, is_broken, translated
+from fencepost.store.failures import MISTAKEN, UNAVAILABLE, first_line, is_broken, prepared, translated
 from fencepost.store.lines import Lines
 
 Row = Mapping[str, Any]
@@ -94,7 +94,8 @@ class _Session:
 
     async def fetch(self, name: str, /, **values: object) -> list[Row]:
         statement = statements.load(name, self._schema)
-        rows: list[Row] = await self._connection.fetch(statement.text, *statement.arguments(values))
+        with prepared(self._schema):
+            rows: list[Row] = await self._connection.fetch(statement.text, *statement.arguments(values))
         return rows
 
     async def execute(self, sql: str, *arguments: object) -> None:
@@ -106,8 +107,8 @@ class Database:
     A pool of connections to one PostgreSQL, for one event loop.
 
     Every method raises DatabaseUnavailable when the server can't be reached, answers
-    too late, refuses writes or asks for another try. The pool mends itself: a broken
-    connection is dropped and a new one made when it is needed.
+    too late, refuses writes or asks for another try, and SchemaMismatch when our schema isn't there.
+    The pool mends itself: a broken connection is dropped and a new one made when it is needed.
 
     *connections* is the most it opens; *lines* of them are kept for single statements, which
     then cost half as much (see lines.py).
@@ -209,7 +210,7 @@ class Database:
             async with self._acquire() as connection:
                 return await _Session(connection, self.schema).fetch(name, **values)
         statement = statements.load(name, self.schema)
-        with translated():
+        with translated(), prepared(self.schema):
             return await self._lines.fetch(statement.text, statement.arguments(values), is_broken=is_broken)
 
     @asynccontextmanager

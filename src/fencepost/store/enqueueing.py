@@ -22,7 +22,7 @@ SOON = timedelta(minutes=1)
 """What is due later needs no wake-up: workers look at the schedule more often than that."""
 _SOON_MICROSECONDS = 60_000_000
 
-STORED, REPLAYED, SKIPPED, REPLACED, RESCHEDULED = "stored", "replayed", "skipped", "replaced", "rescheduled"
+CREATED, REPLAYED, SKIPPED, REPLACED, RESCHEDULED = "created", "replayed", "skipped", "replaced", "rescheduled"
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -30,9 +30,9 @@ class Enqueued(msgspec.Struct, frozen=True):
 
     id: UUID
     """The job that is there now: the new one, or the one that was there before."""
-    effect: str = STORED
+    effect: str = CREATED
     """
-    `stored`; `replayed` when its idempotency key had made this job before. For a job with a unique key also `skipped`
+    `created`; `replayed` when its idempotency key had made this job before. For a job with a unique key also `skipped`
     (another is there), `rescheduled` (another is there and was moved) or `replaced` (it took another's place).
     """
     created_at: Any = None
@@ -47,7 +47,7 @@ class Enqueued(msgspec.Struct, frozen=True):
     @property
     def is_new(self) -> bool:
         """Whether this call made the job."""
-        return self.effect in (STORED, REPLACED)
+        return self.effect in (CREATED, REPLACED)
 
 
 class _Unique(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -86,7 +86,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether no key can stand in its way."""
         return self.idempotency_key is None and self.unique is None
 
-    def stored(self, created_at: datetime, effect: str = STORED) -> Enqueued:
+    def stored(self, created_at: datetime, effect: str = CREATED) -> Enqueued:
         """What became of it, stored at that time of the database's. It is due when the statements say, too."""
         due = created_at
         if self.run_at is not None:
@@ -152,9 +152,6 @@ def enqueue_sql(schema: str) -> str:
     workers when that transaction commits.
     """
     return statements.text("enqueue_jobs", schema)
-
-
-ENQUEUE_SQL = enqueue_sql
 
 
 def encode_jobs(jobs: Sequence[NewJob]) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from fencepost.errors import DatabaseUnavailable
+from fencepost.errors import DatabaseUnavailable, SchemaMismatch
 
 UNAVAILABLE = (
     OSError,
@@ -41,6 +41,14 @@ MISTAKEN = (
 )
 """Not ever, at the start: the address is wrong."""
 
+UNPREPARED = (
+    asyncpg.InvalidSchemaNameError,
+    asyncpg.UndefinedTableError,
+    asyncpg.UndefinedFunctionError,
+    asyncpg.UndefinedColumnError,
+)
+"""What a statement of ours asks for isn't there: the schema was never made, or is an older one."""
+
 DataError = asyncpg.DataError
 """A value that PostgreSQL can't hold."""
 
@@ -67,6 +75,18 @@ def translated() -> Iterator[None]:
             raise
         # A row on its way to the default partition, while the partition it belongs to was being attached.
         raise DatabaseUnavailable("the database's partitions changed under this statement; try again") from error
+
+
+@contextmanager
+def prepared(schema: str) -> Iterator[None]:
+    """Turn the driver's errors that mean "there is no such thing" into SchemaMismatch."""
+    try:
+        yield
+    except UNPREPARED as error:
+        raise SchemaMismatch(
+            f"the database's schema {schema!r} isn't there, or isn't up to date ({first_line(error)}); run "
+            "`fencepost migrate`, or open the app first, with `async with app` or `await app.open()`"
+        ) from error
 
 
 def first_line(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from uuid import UUID
 import msgspec
 
 from fencepost.domain.job import Attempt, Job, NewJob, Status
-from fencepost.errors import DatabaseUnavailable, JobNotFound, WrongStatus
+from fencepost.errors import DatabaseUnavailable, DuplicateJob, JobNotFound, WrongStatus
 from fencepost.store.database import Database, Row
 from fencepost.store.enqueueing import (
     Answer,
@@ -200,21 +200,32 @@ class Jobs:
         """
         Put a dead-lettered job back to pending, with a full budget of attempts, due now.
 
-        Raises JobNotFound, and WrongStatus for a job in any other status.
+        A job with a unique key holds it again.
+
+        Raises JobNotFound, WrongStatus for a job in any other status, and DuplicateJob while
+        another job holds its unique key.
         """
         queue_id = await self._queue_of(job_id)
-        rows = await self._database.fetch(
-            "retry",
-            id=job_id,
-            queue_id=queue_id,
-            channel=self._database.channel,
-            hint=self._hints.immediate({queue_id}),
-        )
-        if rows:
-            self._hints.committed({queue_id})
-            return
-        job = await self.get(job_id)
-        raise WrongStatus(f"job {job_id} is {job.status}; only a dead_letter job can be retried")
+        for _ in range(RACE_ROUNDS):
+            rows = await self._database.fetch(
+                "retry",
+                id=job_id,
+                queue_id=queue_id,
+                channel=self._database.channel,
+                hint=self._hints.immediate({queue_id}),
+            )
+            if not rows:
+                job = await self.get(job_id)
+                raise WrongStatus(f"job {job_id} is {job.status}; only a dead_letter job can be retried")
+            if rows[0]["effect"] == "retried":
+                self._hints.committed({queue_id})
+                return
+            if rows[0]["effect"] == "held":
+                raise DuplicateJob(
+                    f"job {rows[0]['holder']} holds the unique key of job {job_id}; "
+                    "retry it when that one holds it no longer"
+                )
+        raise DuplicateJob(f"the unique key of job {job_id} kept moving between other jobs; try again")
 
     async def audit(self) -> dict[str, int]:
         """Count the jobs and the places they are in: `jobs` is the sum of the rest, or something is wrong."""

@@ -8,10 +8,9 @@ from uuid import UUID
 
 import msgspec
 
-from fencepost.domain.fields import check_tags
+from fencepost.domain.fields import check_queue, check_tags
 from fencepost.domain.ids import first_id_at
 from fencepost.domain.job import Job, Status
-from fencepost.domain.requests import check_queue
 from fencepost.errors import InvalidJob, QueueNotFound
 from fencepost.store.database import Database, Querier
 from fencepost.store.jobs import job_of_row

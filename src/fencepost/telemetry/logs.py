@@ -20,14 +20,13 @@ from structlog.typing import EventDict, WrappedLogger
 
 from fencepost.settings import Settings
 from fencepost.telemetry.shared_output import SharedHandler
+from fencepost.telemetry.unconfigured import OWN
 
 VALUE_CHARACTERS = 32_000
 """Longer texts are cut."""
 _DEPTH = 6
 _ENCODER = msgspec.json.Encoder()
 
-_OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
-"""What every record has; anything else came with `extra=`."""
 _COMMON = len(logging.makeLogRecord({}).__dict__)
 
 
@@ -141,7 +140,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     }
     # What every record has comes first, and needn't be looked at.
     for key, value in islice(record.__dict__.items(), _COMMON, None):
-        if key not in _OWN:
+        if key not in OWN:
             fields[key] = value
     if record.exc_info:
         fields["exception"] = logging.Formatter().formatException(record.exc_info)

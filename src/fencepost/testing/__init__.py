@@ -14,15 +14,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fencepost.testing.draining import HandlerFailed
     from fencepost.testing.inline import run_inline, run_inline_sync
     from fencepost.testing.kit import Kit, MakeKit
     from fencepost.testing.matching import Waiting
     from fencepost.testing.recording import Recording, recording
     from fencepost.testing.report import Ran, Report
 
-__all__ = ["Kit", "MakeKit", "Ran", "Recording", "Report", "Waiting", "recording", "run_inline", "run_inline_sync"]
+__all__ = [
+    "HandlerFailed",
+    "Kit",
+    "MakeKit",
+    "Ran",
+    "Recording",
+    "Report",
+    "Waiting",
+    "recording",
+    "run_inline",
+    "run_inline_sync",
+]
 
 _PLACES = {
+    "HandlerFailed": "draining",
     "Kit": "kit",
     "MakeKit": "kit",
     "Ran": "report",

@@ -11,6 +11,7 @@ import msgspec
 from fencepost.client.draft import drafted
 from fencepost.client.handle import Handle
 from fencepost.client.job import Job
+from fencepost.client.loops import refuse_in_loop
 from fencepost.domain.job import NewJob
 from fencepost.testing import matching, seam
 from fencepost.testing.matching import Waiting
@@ -65,6 +66,11 @@ class Recording:
         )
 
     def _enqueue_sync(self, calls: Sequence[Call], adapter: object) -> list[Handle[Any]]:
+        if adapter is None:
+            refuse_in_loop()
+        return self._remember(calls)
+
+    def _remember(self, calls: Sequence[Call]) -> list[Handle[Any]]:
         with drafted(self._producer.around, [self._producer._new_job(call) for call in calls]) as jobs:
             self.jobs += jobs
         return [
@@ -72,7 +78,7 @@ class Recording:
         ]
 
     async def _enqueue(self, calls: Sequence[Call], adapter: object) -> list[Handle[Any]]:
-        return self._enqueue_sync(calls, adapter)
+        return self._remember(calls)
 
 
 @contextmanager

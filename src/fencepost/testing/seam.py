@@ -30,7 +30,8 @@ class Elsewhere:
         """Be where it was. Blocks, and closes what sync callers have opened meanwhile."""
         producer = self._producer
         if producer._portal is not None:
-            producer.wait(producer.close_here())
+            # By its own door: a kit may be left in a running loop, too.
+            producer._portal.run(producer.close_here())
             if not self._had_portal:
                 producer.stop()
         producer._dsn, producer._address, producer._clients = self._own

@@ -82,11 +82,12 @@ def unreadable(kind: Any) -> Iterator[Any]:
             stack.extend(getattr(item, name) for name in item.__struct_fields__ if name not in _NOT_TYPES)
 
 
+_PLAIN = (PurePath, str, int, float)
 _NOT_TYPES = {"default", "default_factory", "name", "encode_name", "cls"}
 
 
 def _is_known(kind: Any) -> bool:
-    return isinstance(kind, type) and (_is_model(kind) or issubclass(kind, PurePath | str | int | float))
+    return isinstance(kind, type) and (kind is object or _is_model(kind) or issubclass(kind, _PLAIN))
 
 
 def _is_model(kind: type) -> bool:
@@ -110,6 +111,8 @@ def _write(value: Any) -> Any:
 
 def _read(kind: type, value: Any) -> Any:
     """For the decoder: an object of *kind*, from what JSON gave."""
+    if kind is object:
+        return value
     if _is_model(kind):
         return _validate(kind, value)
     if isinstance(kind, type) and issubclass(kind, PurePath | str):

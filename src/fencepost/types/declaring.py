@@ -11,15 +11,23 @@ from typing import Any
 import msgspec
 
 from fencepost.domain.backoff import Backoff, Constant, Exponential, Linear
-from fencepost.domain.job import Limits, Unique
+from fencepost.domain.durations import in_seconds
+from fencepost.domain.fields import (
+    check_expiry,
+    check_max_attempts,
+    check_priority,
+    check_queue,
+    check_timeout,
+    shown,
+)
+from fencepost.domain.job import Unique
 from fencepost.domain.policy import Policy
-from fencepost.domain.requests import check_queue
 from fencepost.errors import InvalidJob, InvalidSettings
 from fencepost.types import codec
 from fencepost.types.functions import is_async, is_generator, unwrapped
-from fencepost.types.jobtype import Handler, JobType, Kind, check_type_name
+from fencepost.types.jobtype import Handler, JobType, Kind, check_type_name, never_unique
 from fencepost.types.signature import Signature
-from fencepost.types.unique import UniqueBy
+from fencepost.types.unique import UniqueBy, unique_rule
 
 Seconds = float | timedelta
 Exceptions = tuple[type[BaseException], ...] | type[BaseException]
@@ -65,11 +73,12 @@ def declared(function: Any, wanted: Declaration, *, backoff: Callable[[], Backof
             decoder=signature.decoder,
             kind=kind,
             policy=_policy(wanted, where, backoff),
-            timeout_seconds=_seconds(wanted.timeout, "timeout", 0.001, Limits.TIMEOUT_SECONDS, where),
+            timeout_seconds=_seconds(wanted.timeout, "timeout", check_timeout),
             queue=wanted.queue,
             priority=wanted.priority,
             max_attempts=wanted.max_attempts,
-            expires_seconds=_seconds(wanted.expires, "expires", 0.001, Limits.DELAY_SECONDS, where),
+            expires_seconds=_seconds(wanted.expires, "expires", check_expiry),
+            unique_of=_unique_of(wanted.unique, signature),
             path=path,
             encode=codec.encode_result,
             needs=tuple(signature.needs),
@@ -168,14 +177,11 @@ def _exceptions(given: Any, option: str, where: str) -> tuple[type[BaseException
 
 def _check_options(wanted: Declaration, signature: Signature, where: str) -> None:
     check_queue(wanted.queue)
-    for option, value, low, high in (
-        ("priority", wanted.priority, 0, Limits.PRIORITY),
-        ("max_attempts", wanted.max_attempts, 1, Limits.MAX_ATTEMPTS),
-    ):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high):
-            raise InvalidSettings(f"{where}: {option} must be a whole number from {low} to {high}, not {value!r}")
+    check_priority(wanted.priority)
+    if wanted.max_attempts is not None:
+        check_max_attempts(wanted.max_attempts)
     if not isinstance(wanted.unique, Unique | UniqueBy | None):
-        raise InvalidSettings(f"{where}: unique must be a Unique or a UniqueBy, not {wanted.unique!r}")
+        raise InvalidJob(f"must be a Unique or a UniqueBy, not {shown(wanted.unique)}", field="unique")
     if isinstance(wanted.unique, UniqueBy) and signature.is_closed:
         for name in wanted.unique.names:
             if name not in signature.names:
@@ -184,12 +190,21 @@ def _check_options(wanted: Declaration, signature: Signature, where: str) -> Non
                 )
 
 
-def _seconds(value: Any, option: str, low: float, high: float, where: str) -> float | None:
+def _unique_of(rule: Unique | UniqueBy | None, signature: Signature) -> Callable[[bytes], Unique | None]:
+    if rule is None:
+        return never_unique
+    if isinstance(rule, UniqueBy):
+        by = rule
+        return lambda payload: by.unique(signature.arguments(payload))
+    always = unique_rule(rule)
+    return lambda payload: always
+
+
+def _seconds(value: Seconds | None, option: str, check: Callable[[float], float]) -> float | None:
     if value is None:
         return None
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not low <= seconds <= high:
-        raise InvalidSettings(
-            f"{where}: {option} must be seconds or a timedelta, from {low:g} to {high:g} seconds, not {value!r}"
-        )
-    return float(seconds)
+    try:
+        seconds = in_seconds(value)
+    except ValueError as error:
+        raise InvalidJob(str(error), field=option) from None
+    return check(seconds)

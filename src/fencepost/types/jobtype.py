@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
 
 from fencepost.domain.context import Context
+from fencepost.domain.fields import check_name
+from fencepost.domain.job import Unique
 from fencepost.domain.policy import Policy
-from fencepost.errors import InvalidSettings
+from fencepost.errors import InvalidJob, InvalidSettings
 
 Handler = Callable[[Context, Any], Any]
 """Takes the attempt's context and its decoded payload; returns the result, or a coroutine that does."""
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,99}")
 
 
 class Kind(enum.Enum):
@@ -47,6 +46,11 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     annotation: Any
 
 
+def never_unique(payload: bytes) -> Unique | None:
+    """The unique rule of types that declare none."""
+    return None
+
+
 class JobType(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of job that can be run."""
 
@@ -64,6 +68,8 @@ class JobType(msgspec.Struct, frozen=True, kw_only=True):
     """Of a job that doesn't say; None leaves it to the settings of whoever enqueues."""
     expires_seconds: float | None = None
     """A job that isn't started this long after it was stored ends cancelled; None is never."""
+    unique_of: Callable[[bytes], Unique | None] = never_unique
+    """The unique rule of a job with this payload, when the caller sends none. Raises InvalidJob."""
     path: str | None = None
     """`module:qualname`, by which a child process finds the function; only with `Kind.PROCESS`."""
     encode: Callable[[Any], bytes] | None = None
@@ -79,5 +85,7 @@ class JobType(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_type_name(name: str) -> None:
     """Raise InvalidSettings unless *name* can be a job type's."""
-    if not _NAME.fullmatch(name):
-        raise InvalidSettings(f"{name!r} can't name a job type: use up to 100 of A-Z a-z 0-9 _ . : -")
+    try:
+        check_name(name, "name")
+    except InvalidJob as error:
+        raise InvalidSettings(f"{name!r} can't name a job type: it {error.message}") from None

@@ -187,6 +187,16 @@ class Signature:
             return InvalidJob("is a resource, which the worker gives", field=name)
         return explain(f"Object contains unknown field `{name}`", "", self.names)
 
+    def arguments(self, payload: bytes) -> Any:
+        """The arguments in *payload* as JSON has them, with the function's defaults. Raises InvalidJob."""
+        try:
+            given = msgspec.json.decode(payload)
+        except msgspec.DecodeError as error:
+            raise explain(str(error), "the payload", ()) from None
+        if self.whole is not None or not isinstance(given, dict):
+            return given
+        return {name: msgspec.json.decode(codec.encode_result(value)) for name, value in self.defaults.items()} | given
+
     def payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """
         The payload of a call with these arguments: checked by reading it as a worker would.

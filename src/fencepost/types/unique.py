@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
-from fencepost.domain.job import Limits, Unique, UniqueMode, UniqueUntil
+from fencepost.domain.durations import in_seconds
+from fencepost.domain.fields import check_hold, check_unique
+from fencepost.domain.job import Unique, UniqueMode, UniqueUntil
 from fencepost.errors import InvalidJob, InvalidSettings
 
 KeyOf = Callable[[Mapping[str, Any]], Any]
@@ -44,28 +46,40 @@ class UniqueBy:
             raise InvalidSettings("UniqueBy takes names of parameters, or one function, not both")
         self.of: KeyOf | None = functions[0] if functions else None
         self.names: tuple[str, ...] = tuple(name for name in names if isinstance(name, str))
-        self.until = _member(UniqueUntil, "until", until)
-        self.mode = _member(UniqueMode, "mode", mode)
-        self.period_seconds = period.total_seconds() if isinstance(period, timedelta) else period
-        check_period(self.until, self.period_seconds)
+        try:
+            seconds = None if period is None else in_seconds(period)
+        except ValueError as error:
+            raise InvalidSettings(f"period {error}") from None
+        try:
+            self.until, self.period_seconds, self.mode = check_hold(until, seconds, mode)
+        except InvalidJob as error:
+            raise InvalidSettings(error.message) from None
 
     def unique(self, arguments: Mapping[str, Any]) -> Unique:
         """The rule for a job with these arguments, which are as JSON has them. Raises InvalidJob."""
         if self.of is not None:
-            value = self.of(arguments)
-        elif self.names:
+            try:
+                value = self.of(arguments)
+            except Exception as error:
+                message = f"can't be made of these arguments: {type(error).__name__}: {error}"
+                raise InvalidJob(message[:300], field="unique") from error
+        elif not self.names:
+            value = arguments
+        elif isinstance(arguments, Mapping):
             value = [arguments.get(name) for name in self.names]
         else:
-            value = arguments
+            raise InvalidJob(f"is by {', '.join(self.names)}, so the payload must be an object", field="unique")
         return Unique(key=_key(value), until=self.until, period_seconds=self.period_seconds, mode=self.mode)
 
 
-def check_period(until: UniqueUntil, seconds: float | None) -> None:
-    """Raise InvalidSettings unless there is a period exactly where one is needed."""
-    if (until is UniqueUntil.PERIOD) != (seconds is not None):
-        raise InvalidSettings('period goes with until="period", and only with it')
-    if seconds is not None and not 0 < seconds <= Limits.DELAY_SECONDS:
-        raise InvalidSettings(f"period must be more than 0 seconds and at most ten years, not {seconds!r}")
+def unique_rule(unique: Unique) -> Unique:
+    """*unique* as it is stored, for one whose members may be plain strings, or wrong. Raises InvalidJob."""
+    seconds = unique.period_seconds
+    try:
+        seconds = None if seconds is None else in_seconds(seconds)
+    except ValueError as error:
+        raise InvalidJob(f"period {error}", field="unique") from None
+    return check_unique(unique.key, unique.until, seconds, unique.mode)
 
 
 def _key(value: Any) -> str:
@@ -79,10 +93,3 @@ def _key(value: Any) -> str:
     import hashlib
 
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-
-
-def _member(kind: Any, name: str, value: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        raise InvalidSettings(f"{name} must be one of {', '.join(kind)}, not {value!r}") from None

@@ -10,6 +10,7 @@ and the job fails with words that say so.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -21,12 +22,17 @@ from fencepost.domain.job import Lease
 from fencepost.domain.outcome import Outcome
 from fencepost.errors import DatabaseUnavailable
 
+log = logging.getLogger("fencepost.worker")
+
 DECLARED_WITHIN_SECONDS = 3600.0
 """How long ago somebody may have declared a type for its jobs to be left to others."""
 CACHE_SECONDS = 5.0
 """How long a type that was found declared counts as such without another look."""
 SHORTEST_SECONDS = 1.0
 LONGEST_SECONDS = 30.0
+WARN_SECONDS = 60.0
+"""How often each unknown type is named in the log."""
+WARNED_TYPES = 100
 AWAY_SECONDS = 1.0
 """How long a job is put back when the database doesn't tell."""
 
@@ -53,6 +59,7 @@ class Strangers:
         self._looked_at = float("-inf")
         self._looking = asyncio.Lock()
         self._looks = 0
+        self._warned_at: dict[str, float] = {}
 
     async def judge(self, lease: Lease) -> Outcome:
         """
@@ -65,11 +72,20 @@ class Strangers:
             declared = await self._is_declared(lease.type)
         except DatabaseUnavailable:
             return outcome.snoozed(lease, AWAY_SECONDS * random.uniform(0.8, 1.2))
+        self._warn(lease.type)
         if declared:
             return outcome.snoozed(lease, self._pause(lease.id))
         return outcome.permanent(
             lease, "UnknownJobType", f"no worker here knows the job type {lease.type!r}; deploy its handler first"
         )
+
+    def _warn(self, name: str) -> None:
+        """Say it, now and then: most often this worker was started for the wrong app, or for none."""
+        now = self._clock()
+        if not 0 <= now - self._warned_at.get(name, float("-inf")) < WARN_SECONDS:
+            # Bounded, whatever names somebody comes up with.
+            self._warned_at = {name: now} if len(self._warned_at) >= WARNED_TYPES else {**self._warned_at, name: now}
+            log.warning("this worker doesn't know the type of a job", extra={"job_type": name})
 
     async def _is_declared(self, name: str) -> bool:
         if name in self._declared and 0 <= self._clock() - self._looked_at < CACHE_SECONDS:
