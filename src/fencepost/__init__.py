@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fencepost.client.job import Job
     from fencepost.domain.backoff import Constant, Exponential, Linear
     from fencepost.domain.context import Context
+    from fencepost.domain.job import Job as JobRecord
     from fencepost.domain.job import Status, Unique
     from fencepost.errors import (
         Cancel,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
         WrongStatus,
     )
     from fencepost.settings import Settings
+    from fencepost.store.bulk import Result as BulkResult
+    from fencepost.store.bulk import Selection
     from fencepost.telemetry.events import Event
     from fencepost.types.signature import Payload, resource
     from fencepost.types.unique import UniqueBy
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BulkResult",
     "Cancel",
     "Constant",
     "Context",
@@ -60,6 +64,7 @@ __all__ = [
     "Job",
     "JobFailed",
     "JobNotFound",
+    "JobRecord",
     "KeyConflict",
     "LeaseLost",
     "Linear",
@@ -67,6 +72,7 @@ __all__ = [
     "Permanent",
     "ResultTimeout",
     "Retry",
+    "Selection",
     "Settings",
     "Snooze",
     "Status",
@@ -85,23 +91,30 @@ _MODULES = {
     "client.job": "Job",
     "domain.backoff": "Constant Exponential Linear",
     "domain.context": "Context",
-    "domain.job": "Status Unique",
+    "domain.job": "Status Unique Job:JobRecord",
     "errors": (
         "Cancel DatabaseUnavailable DuplicateJob FencepostError InvalidJob InvalidSettings JobFailed JobNotFound "
         "KeyConflict LeaseLost Permanent ResultTimeout Retry Snooze WrongConnection WrongStatus"
     ),
     "settings": "Settings",
+    "store.bulk": "Selection Result:BulkResult",
     "telemetry.events": "Event",
     "types.signature": "Payload resource",
     "types.unique": "UniqueBy",
 }
-_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+_HOME = {
+    # Public name → module and its name there, which differ where two things bear one.
+    name.rpartition(":")[2]: (module, name.partition(":")[0])
+    for module, names in _MODULES.items()
+    for name in names.split()
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'fencepost' has no attribute {name!r}")
-    value = getattr(import_module(f"fencepost.{_HOME[name]}"), name)
+    module, name_there = _HOME[name]
+    value = getattr(import_module(f"fencepost.{module}"), name_there)
     globals()[name] = value
     return value
 

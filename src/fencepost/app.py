@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from fencepost.client.access import Access
 from fencepost.client.draft import AroundEnqueue
+from fencepost.client.dsn import Dsn
 from fencepost.client.job import AsyncContextJob, AsyncJob, Job, PlainContextJob, PlainJob, job_class
 from fencepost.client.options import Options
-from fencepost.client.producer import Dsn, Producer
+from fencepost.client.producer import Producer
 from fencepost.domain.backoff import Backoff, Exponential
 from fencepost.domain.context import Context
 from fencepost.domain.job import Unique
@@ -203,16 +205,28 @@ class Fencepost(Access):
         After it the jobs are stored (in a caller's transaction: not committed yet). The first declared is the
         outermost. It runs in sync and in async callers alike, so it must not block.
         """
+        checked: object = function
+        if not inspect.isgeneratorfunction(checked):
+            raise InvalidSettings(
+                f"around_enqueue: {place_of(function)} must be a plain generator function that yields once, "
+                "since it runs around sync enqueues too"
+            )
         self._producer.around.append(function)
         return function
 
     def around_attempt(self, function: _AroundAttempt) -> _AroundAttempt:
         """Run an async generator function around each attempt, which is at its `yield`; the first is the outermost."""
+        if not inspect.isasyncgenfunction(function) and not inspect.isgeneratorfunction(function):
+            raise InvalidSettings(
+                f"around_attempt: {place_of(function)} must be a generator function, async or plain, that yields once"
+            )
         self._around_attempt.append(function)
         return function
 
     def on_event(self, function: _Listener) -> _Listener:
         """Tell a plain function of everything that happens to jobs in this process, as `Event` values."""
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            raise InvalidSettings(f"on_event: {place_of(function)} must be a plain function; nothing awaits it")
         self._producer.listeners.append(function)
         return function
 

@@ -282,7 +282,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (asynchronous, {"retry_on": (3,)}, "retry_on must be exception classes, not 3"),
     (asynchronous, {"permanent_on": int}, "permanent_on must be exception classes"),
     (asynchronous, {"unique": "a"}, "unique: must be a Unique or a UniqueBy"),
-    (asynchronous, {"unique": UniqueBy("b")}, "unique is by 'b', which is none of its parameters: a"),
+    (asynchronous, {"unique": UniqueBy("b")}, "unique: is by 'b', which is none of its parameters: a"),
     (asynchronous, {"nam": "x"}, "app.job: .*nam.*; it takes name, queue, priority"),
 ]
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from uuid import UUID
 
+from fencepost.client.dsn import Dsn
 from fencepost.client.handle import Handle
-from fencepost.client.producer import Call, Dsn, Producer
-from fencepost.domain.job import Job, Status
+from fencepost.client.options import moment
+from fencepost.client.producer import Call, Producer
+from fencepost.domain.fields import shown
+from fencepost.domain.ids import parse_id
+from fencepost.domain.job import Job as JobRecord
+from fencepost.domain.job import Status
+from fencepost.errors import InvalidJob
 from fencepost.settings import Settings
 from fencepost.transactions import adapt
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, Unpack
 
-    from fencepost.store.bulk import Progress, Result
+    from fencepost.store.bulk import Progress, Selection
+    from fencepost.store.bulk import Result as BulkResult
 
 T = TypeVar("T")
 PAGE_JOBS = 100
@@ -89,19 +96,19 @@ class Access:
         """The same for sync callers."""
         return self._producer.enqueue_sync(list(calls), None if within is None else adapt(within))
 
-    def handle(self, job_id: UUID) -> Handle[Any]:
-        """A handle on a job by its id. Asks nothing; its methods do."""
-        return Handle(self._producer, job_id)
+    def handle(self, job_id: UUID | str) -> Handle[Any]:
+        """A handle on a job by its id. Asks nothing; its methods do. Raises InvalidJob for what is no id."""
+        return Handle(self._producer, job_id if isinstance(job_id, UUID) else parse_id(str(job_id)))
 
-    async def get(self, job_id: UUID) -> Job:
+    async def get(self, job_id: UUID | str) -> JobRecord:
         """The job as it is now. Raises JobNotFound."""
         return await self.handle(job_id).get()
 
-    async def cancel(self, job_id: UUID) -> Status:
+    async def cancel(self, job_id: UUID | str) -> Status:
         """Stop a job; see `Handle.cancel`. Raises JobNotFound and WrongStatus."""
         return await self.handle(job_id).cancel()
 
-    async def retry(self, job_id: UUID) -> None:
+    async def retry(self, job_id: UUID | str) -> None:
         """Put a `dead_letter` job back to pending. Raises JobNotFound, WrongStatus and DuplicateJob."""
         await self.handle(job_id).retry()
 
@@ -114,16 +121,13 @@ class Access:
         tag: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
-    ) -> AsyncIterator[Job]:
+    ) -> AsyncIterator[JobRecord]:
         """
         The jobs that meet every condition given, newest first, read page by page as they are asked for.
 
-        Each page is one snapshot. *since* and *until* bound the creation of a job.
+        Each page is one snapshot. *since* and *until* bound the creation of a job. Raises InvalidJob.
         """
-        from fencepost.store.listing import Filter
-
-        status = None if status is None else Status(status)
-        which = Filter(status=status, type=type, queue=queue, tag=tag, since=since, until=until)
+        which = _selection({"status": status, "type": type, "queue": queue, "tag": tag, "since": since, "until": until})
         listing = (await self._producer.client()).listing
         page = await listing.page(which, limit=PAGE_JOBS)
         while True:
@@ -134,35 +138,58 @@ class Access:
             page = await listing.page(which, limit=PAGE_JOBS, before=page.next_before)
 
     async def retry_all(
-        self, *, spread_seconds: float = 0.0, progress: Progress | None = None, **conditions: Any
-    ) -> Result:
+        self, *, spread_seconds: float = 0.0, progress: Progress | None = None, **conditions: Unpack[Conditions]
+    ) -> BulkResult:
         """
-        Put back the `dead_letter` jobs that meet the conditions of a `Selection`.
+        Put back the `dead_letter` jobs that meet the conditions, at times drawn from the next *spread_seconds*.
 
-        *progress* is awaited with the result so far after each batch. Raises InvalidJob.
+        *conditions* are those of a `Selection`: status, type, queue, tag, since, until, ids, and `everything=True` when
+        there are none. *progress* is awaited with the result so far after each batch. Raises InvalidJob.
         """
         bulk = (await self._producer.client()).bulk
         return await bulk.retry(_selection(conditions), spread_seconds=spread_seconds, progress=progress)
 
-    async def cancel_all(self, *, progress: Progress | None = None, **conditions: Any) -> Result:
-        """Cancel the jobs that meet the conditions of a `Selection`. The rest is as for `retry_all`."""
+    async def cancel_all(self, *, progress: Progress | None = None, **conditions: Unpack[Conditions]) -> BulkResult:
+        """Cancel the jobs that meet the conditions, or ask their workers to. The rest is as for `retry_all`."""
         return await (await self._producer.client()).bulk.cancel(_selection(conditions), progress=progress)
 
-    async def delete_all(self, *, progress: Progress | None = None, **conditions: Any) -> Result:
-        """Remove the ended jobs that meet the conditions of a `Selection`. The rest is as for `retry_all`."""
+    async def delete_all(self, *, progress: Progress | None = None, **conditions: Unpack[Conditions]) -> BulkResult:
+        """Remove the ended jobs that meet the conditions, and their history. The rest is as for `retry_all`."""
         return await (await self._producer.client()).bulk.delete(_selection(conditions), progress=progress)
 
 
-def _selection(conditions: dict[str, Any]) -> Any:
-    from fencepost.errors import InvalidJob
+class Conditions(TypedDict, total=False):
+    """The members of a `Selection`, as they may be written."""
+
+    status: Status | str | None
+    type: str | None
+    queue: str | None
+    tag: str | None
+    since: datetime | None
+    until: datetime | None
+    ids: Iterable[UUID] | None
+    everything: bool
+
+
+def _selection(conditions: Mapping[str, Any]) -> Selection:
+    """Raises InvalidJob for what is no condition, or none of its values."""
     from fencepost.store.bulk import Selection
 
+    values = {name: value for name, value in conditions.items() if value is not None}
     known = Selection.__struct_fields__
-    for name in conditions:
+    for name in values:
         if name not in known:
             raise InvalidJob(f"is no condition; there are {', '.join(known)}", field=name)
-    if conditions.get("status") is not None:
-        conditions["status"] = Status(conditions["status"])
-    if conditions.get("ids") is not None:
-        conditions["ids"] = tuple(conditions["ids"])
-    return Selection(**conditions)
+    if "status" in values:
+        try:
+            values["status"] = Status(values["status"])
+        except ValueError:
+            raise InvalidJob(
+                f"must be one of {', '.join(Status)}, not {shown(values['status'])}", field="status"
+            ) from None
+    for name in ("since", "until"):
+        if name in values:
+            values[name] = moment(values[name], name)
+    if "ids" in values:
+        values["ids"] = tuple(one if isinstance(one, UUID) else parse_id(str(one)) for one in values["ids"])
+    return Selection(**values)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from fencepost.client.dsn import Dsn, read_dsn
 from fencepost.client.forking import forget_in_children
 from fencepost.errors import EmbeddedError
 from fencepost.settings import Settings
@@ -19,7 +20,7 @@ class Address:
 
     def __init__(
         self,
-        dsn: str | Callable[[], str] | None,
+        dsn: Dsn | None,
         settings: Callable[[], Settings],
         *,
         started: Callable[[], None] = lambda: None,
@@ -55,7 +56,7 @@ class Address:
 
     def _known(self) -> str | None:
         if self._given is not None:
-            return self._given() if callable(self._given) else self._given
+            return read_dsn(self._given)
         url = self._settings().database_url
         if url is not None:
             return url.reveal()

@@ -12,7 +12,8 @@ from fencepost.errors import InvalidJob, JobFailed, JobNotFound
 
 if TYPE_CHECKING:
     from fencepost.client.producer import Producer
-    from fencepost.domain.job import Job, Status
+    from fencepost.domain.job import Job as JobRecord
+    from fencepost.domain.job import Status
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -55,7 +56,7 @@ class Handle(Generic[R_co]):
     def __hash__(self) -> int:
         return hash(self.id)
 
-    async def get(self) -> Job:
+    async def get(self) -> JobRecord:
         """The job as it is now. Raises JobNotFound."""
         client = await self._producer.client()
         try:

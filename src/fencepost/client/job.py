@@ -8,8 +8,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
-import msgspec
-
 from fencepost.client.options import Options, Seconds, changed
 from fencepost.client.producer import Call, Producer
 from fencepost.domain.context import Context
@@ -78,7 +76,14 @@ class Job(Generic[P, R]):
         Raises InvalidJob naming the parameter that is missing, unknown, or of another type.
         """
         payload = self._signature.payload(args, kwargs)
-        return BoundCall(self.job_type, payload, lambda: self._arguments(payload), self._options, self._result_decoder)
+        return BoundCall(
+            self._producer,
+            self.job_type,
+            payload,
+            lambda: self._signature.arguments(payload),
+            self._options,
+            self._result_decoder,
+        )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """
@@ -129,6 +134,8 @@ class Job(Generic[P, R]):
         Times are seconds or timedeltas, moments are datetimes with a time zone; both are by the
         database's clock. Raises InvalidJob naming the option.
         """
+        if isinstance(unique, UniqueBy):
+            unique.check_names(self._signature)
         return self._copy(
             _options=changed(
                 self._options,
@@ -185,15 +192,6 @@ class Job(Generic[P, R]):
                 "where it is used"
             )
         return str(self.__qualname__)
-
-    def _arguments(self, payload: bytes) -> Mapping[str, Any]:
-        given = msgspec.json.decode(payload)
-        return given if self._signature.whole is not None else {**self._defaults(), **given}
-
-    def _defaults(self) -> dict[str, Any]:
-        return {
-            name: msgspec.json.decode(codec.encode_result(value)) for name, value in self._signature.defaults.items()
-        }
 
     @property
     def _result_decoder(self) -> Any:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from fencepost.client.draft import AroundEnqueue, drafted
+from fencepost.client.dsn import Dsn, check_dsn, read_dsn
 from fencepost.client.handle import Handle
 from fencepost.client.loops import refuse_in_loop
 from fencepost.client.options import Options
+from fencepost.domain.fields import shown
 from fencepost.domain.ids import new_id
 from fencepost.domain.job import NewJob, Unique
 from fencepost.errors import FencepostError, InvalidJob
@@ -30,10 +32,6 @@ if TYPE_CHECKING:
     from fencepost.store.enqueueing import Enqueued
 
 T = TypeVar("T")
-Dsn = str | Callable[[], str]
-"""An address, or what tells it when connections are opened."""
-
-
 _making = threading.RLock()
 """One thread at a time makes what an app has one of."""
 # Whoever held it in the parent isn't in the child. `forking` does that for what an app has one of.
@@ -43,6 +41,8 @@ os.register_at_fork(after_in_child=lambda: globals().update(_making=threading.RL
 class Call(msgspec.Struct, frozen=True):
     """One call of a job's function, to be enqueued: made by `Job.call`."""
 
+    producer: Producer
+    """What it is enqueued with: that of its app."""
     job_type: JobType
     payload: bytes
     arguments: Callable[[], Mapping[str, Any]]
@@ -59,7 +59,7 @@ class Producer:
     """
 
     def __init__(self, dsn: Dsn | None, schema: str | None, settings: Settings | None) -> None:
-        self._dsn = dsn
+        self._dsn = check_dsn(dsn)
         self._schema = schema
         self._given = settings
         self._settings: Settings | None = None
@@ -126,7 +126,7 @@ class Producer:
 
     def use(self, dsn: Dsn | None, settings: Settings | None) -> None:
         """From now on the jobs are there. What is open must have been closed before."""
-        self._dsn, self._given, self._schema = dsn, settings, None
+        self._dsn, self._given, self._schema = check_dsn(dsn), settings, None
         self._settings = self._address = self._clients = None
 
     def default_to(self, settings: Settings) -> None:
@@ -136,7 +136,7 @@ class Producer:
 
     def own_address(self) -> tuple[str | None, str | None]:
         """The dsn and the schema that were given; None for what comes from the settings."""
-        return (self._dsn() if callable(self._dsn) else self._dsn), self._schema
+        return None if self._dsn is None else read_dsn(self._dsn), self._schema
 
     def _close_before_the_server(self) -> None:
         """At the end of the program, what starts last is stopped first; connections should go before their server."""
@@ -169,7 +169,7 @@ class Producer:
         Raises InvalidJob, KeyConflict, WrongConnection, DatabaseUnavailable, and in the caller's
         connection what its driver raises.
         """
-        if not calls:
+        if not self._are_ours(calls):
             return []
         stored: Sequence[Enqueued] | None = None
         with _traced(calls), drafted(self.around, [self._new_job(call) for call in calls]) as jobs:
@@ -183,7 +183,7 @@ class Producer:
         All but the storing happens in the caller's thread, where its context is. Raises FencepostError where that
         runs an event loop, unless there is a connection.
         """
-        if not calls:
+        if not self._are_ours(calls):
             return []
         if adapter is None:
             refuse_in_loop()
@@ -191,6 +191,17 @@ class Producer:
         with _traced(calls), drafted(self.around, [self._new_job(call) for call in calls]) as jobs:
             stored = self.wait(self._store(jobs)) if adapter is None else self._store_in_sync(adapter, jobs)
         return self._handles(calls, jobs, stored, adapter)
+
+    def _are_ours(self, calls: Sequence[object]) -> bool:
+        """Whether there are any. Raises InvalidJob for what is no call, or one of another app."""
+        for place, call in enumerate(calls):
+            if not isinstance(call, Call):
+                raise InvalidJob(f"must be made by job.call(…), not {shown(call)}", field="calls", index=place)
+            if call.producer is not self:
+                raise InvalidJob(
+                    f"is of another app's {call.job_type.name!r}; enqueue it there", field="calls", index=place
+                )
+        return bool(calls)
 
     async def _store(self, jobs: list[NewJob]) -> Sequence[Enqueued]:
         return await (await self.client()).jobs.enqueue(jobs)
@@ -216,7 +227,7 @@ class Producer:
             Handle(
                 self,
                 one.id,
-                effect=_EFFECTS.get(one.effect, one.effect),
+                effect=one.effect,
                 decoder=call.result_decoder,
                 may_appear=adapter is not None,
             )
@@ -258,9 +269,6 @@ class Producer:
             expires_at=options.expires_at,
             expires_seconds=expires,
         )
-
-
-_EFFECTS = {"stored": "created"}
 
 
 def _unique(call: Call) -> Unique | None:

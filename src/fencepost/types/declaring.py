@@ -182,12 +182,8 @@ def _check_options(wanted: Declaration, signature: Signature, where: str) -> Non
         check_max_attempts(wanted.max_attempts)
     if not isinstance(wanted.unique, Unique | UniqueBy | None):
         raise InvalidJob(f"must be a Unique or a UniqueBy, not {shown(wanted.unique)}", field="unique")
-    if isinstance(wanted.unique, UniqueBy) and signature.is_closed:
-        for name in wanted.unique.names:
-            if name not in signature.names:
-                raise InvalidSettings(
-                    f"{where}: unique is by {name!r}, which is none of its parameters: {', '.join(signature.names)}"
-                )
+    if isinstance(wanted.unique, UniqueBy):
+        wanted.unique.check_names(signature)
 
 
 def _unique_of(rule: Unique | UniqueBy | None, signature: Signature) -> Callable[[bytes], Unique | None]:

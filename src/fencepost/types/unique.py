@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,6 +18,20 @@ _PLAIN_BYTES = 200
 """A key that is longer is kept as its SHA-256."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class Parameters(Protocol):
+    """What is asked of a job's signature."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The members of its payload."""
+        ...
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there can be no others."""
+        ...
 
 
 class UniqueBy:
@@ -41,6 +55,9 @@ class UniqueBy:
         period: float | timedelta | None = None,
         mode: UniqueMode | str = UniqueMode.SKIP,
     ) -> None:
+        for name in names:
+            if not callable(name) and not isinstance(name, str):
+                raise InvalidSettings(f"UniqueBy takes names of parameters, or one function, not {name!r}")
         functions = [name for name in names if callable(name)]
         if functions and len(names) > 1:
             raise InvalidSettings("UniqueBy takes names of parameters, or one function, not both")
@@ -54,6 +71,13 @@ class UniqueBy:
             self.until, self.period_seconds, self.mode = check_hold(until, seconds, mode)
         except InvalidJob as error:
             raise InvalidSettings(error.message) from None
+
+    def check_names(self, parameters: Parameters) -> None:
+        """Raise InvalidJob for a name that no parameter has: all jobs would be the same by it."""
+        for name in self.names:
+            if parameters.is_closed and name not in parameters.names:
+                known = ", ".join(parameters.names) or "none"
+                raise InvalidJob(f"is by {name!r}, which is none of its parameters: {known}", field="unique")
 
     def unique(self, arguments: Mapping[str, Any]) -> Unique:
         """The rule for a job with these arguments, which are as JSON has them. Raises InvalidJob."""

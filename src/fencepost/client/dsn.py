@@ -1,0 +1,30 @@
+"""What says where an app's jobs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fencepost.errors import InvalidSettings
+
+Dsn = str | Callable[[], str]
+"""An address, or what tells it when connections are opened."""
+
+
+def read_dsn(dsn: Dsn) -> str:
+    """
+    The address that *dsn* is, or tells.
+
+    Raises InvalidSettings for anything else: nobody's jobs must end up in another database without a word.
+    """
+    told: object = dsn() if callable(dsn) else dsn
+    if not isinstance(told, str) or not told.strip():
+        said = "the function given as dsn returned" if callable(dsn) else "dsn is"
+        raise InvalidSettings(f"{said} {told!r}; it must be a PostgreSQL address such as postgresql://user@host/name")
+    return told
+
+
+def check_dsn(dsn: Dsn | None) -> Dsn | None:
+    """Raise InvalidSettings for what can't be one; a function isn't asked yet."""
+    if dsn is not None and not callable(dsn):
+        read_dsn(dsn)
+    return dsn
