@@ -284,13 +284,14 @@ class Fencepost(Access):
         Run this app's jobs until SIGINT or SIGTERM, or until this is cancelled; then stop like `worker`, and return.
 
         A second signal ends the process at once. Signals that the program handles itself are left to it, and so
-        are all of them outside of the main thread.
+        are all of them outside of the main thread. Raises like `worker`, and RuntimeError when a handler has ended
+        the worker's own tasks.
         """
         from fencepost.worker.stop_signals import stopping
 
         with stopping() as stop:
-            async with self.worker(workers=workers):
-                await stop.wait()
+            async with self.worker(workers=workers) as worker:
+                await worker.until(stop)
 
     def runtime(self) -> Runtime:
         """All that a worker needs to know of this app."""

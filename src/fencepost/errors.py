@@ -230,9 +230,13 @@ class Cancel(FencepostError):
     code = "cancel"
 
 
+_LONGEST_SECONDS = 1e12
+"""More than any job waits; and a float has room for it."""
+
+
 def _seconds(value: float | timedelta, field: str) -> float:
     """Raises InvalidJob: what was meant as a pause must not become none without a word."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise InvalidJob(f"must be seconds or a timedelta, from 0 on, not {value!r}", field=field)
-    return float(seconds)
+    return float(min(seconds, _LONGEST_SECONDS))

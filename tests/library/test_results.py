@@ -13,6 +13,7 @@ import pytest
 
 from fencepost import Cancel, Fencepost, Handle, InvalidJob, JobFailed, JobNotFound, Permanent, ResultTimeout
 from fencepost.client import watching
+from fencepost.errors import DatabaseUnavailable
 from fencepost.store.database import Database
 
 from ..worker.support import wait_until
@@ -195,3 +196,175 @@ async def test_results_that_arent_there(app: Fencepost) -> None:
         handle: Handle[Any] = await nothing.enqueue()
         assert await handle.result(timeout=5) is None
         assert await (await large.enqueue()).result(timeout=5) is None
+
+
+@pytest.mark.parametrize("timeout", [None, 20])
+async def test_a_job_that_is_removed_meanwhile_is_waited_for_no_longer(app: Fencepost, timeout: float | None) -> None:
+    @app.job
+    async def work() -> None: ...
+
+    handle = await work.options(delay=60).enqueue()
+    in_transaction = Handle[None](app._producer, handle.id, may_appear=True)
+    waiting = [asyncio.create_task(one.result(timeout=timeout)) for one in (handle, in_transaction)]
+    watches = (await app._producer.client()).watcher._watches
+    await wait_until(lambda: handle.id in watches and watches[handle.id].seen, 3)
+    # In one moment, or the waiters would hear of its cancellation.
+    database = (await app._producer.client()).database
+    await database.execute(
+        f"with p as (delete from fencepost.pending where id = '{handle.id}') "
+        f"delete from fencepost.jobs where id = '{handle.id}'"
+    )
+    async with asyncio.timeout(5):
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, JobNotFound)
+            assert str(error) == f"job {handle.id} was removed meanwhile"
+    assert not watches
+
+
+async def test_a_job_that_never_was_is_not_waited_for(app: Fencepost) -> None:
+    for timeout in (None, 20):
+        async with asyncio.timeout(5):
+            with pytest.raises(JobNotFound, match="it was never enqueued here, or its retention has passed"):
+                await app.handle(uuid4()).result(timeout=timeout)
+
+
+async def test_a_job_in_an_open_transaction_is_waited_for(app: Fencepost, database_url: str) -> None:
+    @app.job
+    async def work() -> str:
+        return "done"
+
+    connection = await asyncpg.connect(database_url)
+    async with app.worker():
+        transaction = connection.transaction()
+        await transaction.start()
+        handle = await work.within(connection).enqueue()
+        waiting = asyncio.create_task(handle.result(timeout=20))
+        watches = (await app._producer.client()).watcher._watches
+        await wait_until(lambda: handle.id in watches and watches[handle.id].answered > 2, 5)
+        # One who doesn't know of the transaction isn't told what was seen before it was committed.
+        await transaction.commit()
+        assert await app.handle(handle.id).result(timeout=20) == "done"
+        assert await waiting == "done"
+        with pytest.raises(JobNotFound, match="yet; if it was enqueued in a transaction of yours"):
+            await Handle[None](app._producer, uuid4(), may_appear=True).result(timeout=0.2)
+    await connection.close()
+
+
+async def test_thousands_who_wait_for_one_job_share_its_looks(app: Fencepost, fetches: list[str]) -> None:
+    release = asyncio.Event()
+
+    @app.job
+    async def work() -> str:
+        await release.wait()
+        return "done"
+
+    async with app.worker():
+        handle = await work.enqueue()
+        fetches.clear()
+        waiting = [asyncio.create_task(handle.result(timeout=60)) for _ in range(3000)]
+        await wait_until(lambda: "notify" in fetches, 10)
+        release.set()
+        assert await asyncio.gather(*waiting) == ["done"] * 3000
+        assert fetches.count("read_jobs") < 20
+        assert fetches.count("job_queue") <= 2
+        # Nobody waits any more, so nobody looks.
+        watcher = (await app._producer.client()).watcher
+        assert not watcher._watches
+
+
+async def test_waiters_for_many_jobs_share_statements(app: Fencepost, fetches: list[str]) -> None:
+    @app.job
+    async def work(number: int) -> int:
+        return number
+
+    handles = await app.enqueue_many(work.call(number) for number in range(200))
+    async with app.worker(workers=50):
+        fetches.clear()
+        # A handle twice in the same statement too.
+        results = await asyncio.gather(*(handle.result(timeout=30) for handle in handles * 2))
+        assert results == [*range(200), *range(200)]
+
+
+async def test_the_first_look_waits_for_the_database_like_every_other(
+    app: Fencepost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.job
+    async def work() -> str:
+        return "done"
+
+    async with app.worker():
+        handle = await work.enqueue()
+        assert await handle.result(timeout=10) == "done"
+        database = (await app._producer.client()).database
+        fetch, failures = database.fetch, 3
+
+        async def failing(name: str, /, **values: object) -> Any:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise DatabaseUnavailable("too busy")
+            return await fetch(name, **values)
+
+        monkeypatch.setattr(database, "fetch", failing)
+        assert await handle.result(timeout=10) == "done"
+        failures = 3
+        assert await handle.result() == "done"
+        failures = 10_000
+        began = time.monotonic()
+        with pytest.raises(DatabaseUnavailable, match="too busy"):
+            await handle.result(timeout=0.3)
+        assert 0.3 <= time.monotonic() - began < 2
+        with pytest.raises(DatabaseUnavailable, match="too busy"):
+            await handle.result(timeout=0)
+        monkeypatch.setattr(watching, "PATIENCE_SECONDS", 0.3)
+        with pytest.raises(DatabaseUnavailable, match="too busy"):
+            await asyncio.wait_for(handle.result(), 5)
+
+
+async def test_a_look_that_is_not_answered_ends_with_the_time(app: Fencepost, monkeypatch: pytest.MonkeyPatch) -> None:
+    @app.job
+    async def work() -> None: ...
+
+    handle = await work.options(delay=60).enqueue()
+    database = (await app._producer.client()).database
+
+    async def silent(name: str, /, **values: object) -> Any:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(database, "fetch", silent)
+    monkeypatch.setattr(watching, "LAST_LOOK_SECONDS", 0.3)
+    began = time.monotonic()
+    with pytest.raises(DatabaseUnavailable, match="didn't answer in time"):
+        await handle.result(timeout=0.2)
+    assert 0.5 <= time.monotonic() - began < 2
+
+
+async def test_a_fault_is_told_to_all_who_wait(app: Fencepost, monkeypatch: pytest.MonkeyPatch) -> None:
+    @app.job
+    async def work() -> None: ...
+
+    handle = await work.options(delay=60).enqueue()
+
+    async def faulty(name: str, /, **values: object) -> Any:
+        raise KeyError(name)
+
+    monkeypatch.setattr((await app._producer.client()).database, "fetch", faulty)
+    for error in await asyncio.gather(*(handle.result() for _ in range(3)), return_exceptions=True):
+        assert isinstance(error, KeyError)
+
+
+async def test_a_wait_survives_a_program_that_cancels_whatever_it_finds(app: Fencepost) -> None:
+    @app.job
+    async def work() -> str:
+        return "done"
+
+    handle = await work.enqueue()
+    waiting = asyncio.create_task(handle.result(timeout=20))
+
+    def looking() -> list[asyncio.Task[Any]]:
+        return [task for task in asyncio.all_tasks() if task.get_name() == "fencepost-wait"]
+
+    await wait_until(looking, 3)
+    looking()[0].cancel()
+    async with app.worker():
+        assert await waiting == "done"

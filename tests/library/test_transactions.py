@@ -12,12 +12,22 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg import rows
+from sqlalchemy import orm
+from sqlalchemy.ext import asyncio as sqlalchemy_async
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from fencepost import Fencepost, InvalidJob, Job, JobNotFound, KeyConflict, WrongConnection
+from fencepost import Context, Fencepost, InvalidJob, Job, JobFailed, JobNotFound, KeyConflict, WrongConnection
 from fencepost.transactions import adapt
 
-from .connections import KINDS, django_connection, in_transaction, of_psycopg, of_sqlalchemy, of_sqlalchemy_async
+from .connections import (
+    KINDS,
+    django_connection,
+    engine_of,
+    in_transaction,
+    of_psycopg,
+    of_sqlalchemy,
+    of_sqlalchemy_async,
+)
 
 SAID: list[str] = []
 
@@ -263,3 +273,89 @@ async def test_a_pool_is_refused_with_advice(database_url: str) -> None:
     async with asyncpg.create_pool(database_url, min_size=1, max_size=1) as pool:
         with pytest.raises(WrongConnection, match=r"pool\.acquire"):
             adapt(pool)
+
+
+async def test_autocommit_is_no_transaction_whatever_sqlalchemy_calls_it(database_url: str) -> None:
+    """`complete_in` asks: what is written after it must be undone with it."""
+    engine = sqlalchemy_async.create_async_engine(
+        "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(database_url)
+    )
+    for level, expected in (("AUTOCOMMIT", False), ("READ COMMITTED", True), ("SERIALIZABLE", True)):
+        async with engine.connect() as connection:
+            assert await adapt(connection).has_transaction() is False
+            await connection.execution_options(isolation_level=level)
+            async with connection.begin():
+                assert await adapt(connection).has_transaction() is expected
+        set_engine = engine.execution_options(isolation_level=level)
+        session = sqlalchemy_async.AsyncSession(set_engine)
+        assert await adapt(session).has_transaction() is False
+        async with session, session.begin():
+            assert await adapt(session).has_transaction() is expected
+        scoped = sqlalchemy_async.async_scoped_session(
+            sqlalchemy_async.async_sessionmaker(set_engine), asyncio.current_task
+        )
+        async with scoped.begin():
+            assert await adapt(scoped).has_transaction() is expected
+        await scoped.remove()
+    await engine.dispose()
+    psycopg_async = sqlalchemy_async.create_async_engine(
+        "postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(database_url, autocommit=True)
+    )
+    async with psycopg_async.begin() as connection:
+        assert await adapt(connection).has_transaction() is False
+    await psycopg_async.dispose()
+
+
+def test_autocommit_is_no_transaction_in_a_sync_connection_either(database_url: str) -> None:
+    engine = engine_of(database_url)
+    for level, expected in (("AUTOCOMMIT", False), ("READ COMMITTED", True)):
+        with engine.connect().execution_options(isolation_level=level) as connection:
+            assert adapt(connection).has_transaction_sync() is False
+            with connection.begin():
+                assert adapt(connection).has_transaction_sync() is expected
+        set_engine = engine.execution_options(isolation_level=level)
+        with orm.Session(set_engine) as session, session.begin():
+            assert adapt(session).has_transaction_sync() is expected
+        scoped = orm.scoped_session(orm.sessionmaker(set_engine))
+        with scoped.begin():
+            assert adapt(scoped).has_transaction_sync() is expected
+        scoped.remove()
+    engine.dispose()
+    # Nobody told SQLAlchemy.
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(database_url, autocommit=True)
+    )
+    with engine.begin() as connection:
+        assert adapt(connection).has_transaction_sync() is False
+    engine.dispose()
+    with of_psycopg(database_url) as connection:
+        assert adapt(connection).has_transaction_sync() is False
+        connection.execute("select 1")
+        assert adapt(connection).has_transaction_sync() is True
+
+
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "READ COMMITTED"])
+async def test_a_job_is_not_completed_in_autocommit(app: Fencepost, database_url: str, level: str) -> None:
+    engine = engine_of(database_url)
+    refused: list[str] = []
+
+    @app.job(max_attempts=1)
+    def work(context: Context) -> None:
+        with engine.connect().execution_options(isolation_level=level) as connection, connection.begin():
+            try:
+                context.complete_in_sync(connection, level)
+            except WrongConnection as error:
+                refused.append(str(error))
+                raise
+
+    async with app.worker():
+        handle = await work.enqueue()
+        if level == "AUTOCOMMIT":
+            with pytest.raises(JobFailed):
+                await handle.result(timeout=5)
+            assert "isn't in autocommit" in refused[0]
+        else:
+            await handle.result(timeout=5)
+            job = await handle.get()
+            assert (job.status, bytes(job.result or b"")) == ("completed", b'"READ COMMITTED"')
+    engine.dispose()

@@ -491,6 +491,10 @@ function enqueue(type text, payload jsonb, queue text, priority integer, max_att
         answer jsonb;
         until text := coalesce(unique_until, case when unique_period is null then 'finished' else 'period' end);
     begin
+        if array_ndims(tags) > 1 then
+            raise exception 'tags: must be an array of one dimension, not %', array_ndims(tags)
+                using errcode = 'invalid_parameter_value';
+        end if;
         -- One that is there twice counts once.
         tags := (
             select array_agg(t.tag order by t.place)
@@ -577,6 +581,13 @@ function enqueue_jobs(jobs jsonb, wake boolean, whole boolean) returns jsonb
         refused jsonb;
         answer jsonb;
     begin
+        -- What workers could not read. The rest is up to the library, which checks more and says it better.
+        if jobs @? '$[*] ? (@.tags != null).tags[*].type() ? (@ != "string")' then
+            raise exception 'tags: must be an array of texts, in one dimension' using errcode = 'invalid_parameter_value';
+        end if;
+        if jobs @? '$[*].metadata.type() ? (@ != "object" && @ != "null")' then
+            raise exception 'metadata: must be a JSON object' using errcode = 'invalid_parameter_value';
+        end if;
         perform pg_current_xact_id();
         moment := clock_timestamp();
         if jobs @? '$[*] ? (exists (@.queue) || exists (@.idempotency_key) || exists (@.unique))' then
@@ -841,12 +852,21 @@ function store_jobs(jobs jsonb, places jsonb, moment timestamp with time zone, l
             -- A payload of null arrives as SQL's.
             select a.id, a.queue_id, a.type, a.priority, coalesce(a.payload, jsonb 'null'), a.max_attempts,
                    a.timeout_seconds, a.idempotency_key, a.request_id, moment, a.unique_key, a.tags, a.metadata,
-                   a.trace_context, coalesce(a.expires_at, moment + a.expires_microseconds * interval '1 microsecond')
+                   a.trace_context,
+                   coalesce(
+                       case when a.expires_at < timestamptz '9999-01-01 00:00+00' then a.expires_at end,
+                       case when a.expires_at is not null then timestamptz '9999-01-01 00:00+00' end,
+                       moment + a.expires_microseconds * interval '1 microsecond'
+                   )
               from accepted a
         )
         insert into fencepost.pending (id, queue_id, priority, attempts, token, run_at)
         select a.id, a.queue_id, a.priority, 0, 0,
-               greatest(coalesce(a.run_at, moment + a.delay_microseconds * interval '1 microsecond'), moment)
+               -- Not beyond what clients can read.
+               least(
+                   greatest(coalesce(a.run_at, moment + a.delay_microseconds * interval '1 microsecond'), moment),
+                   timestamptz '9999-01-01 00:00+00'
+               )
           from accepted a;
     end
 
@@ -899,11 +919,13 @@ function store_keyed(jobs jsonb, places jsonb, moment timestamp with time zone) 
         ),
         made as (
             -- Keys that nobody holds, which are most, are taken at once.
-            insert into fencepost.unique_keys (type, key, job_id, queue_id, until, expires_at)
-            select a.type, a.key, a.id, a.queue_id, a.until, a.expires_at
+            -- Those that are there are locked in the same order: removed in between, they would be inserted out of it.
+            insert into fencepost.unique_keys as k (type, key, job_id, queue_id, until, expires_at)
+            select distinct on (a.type collate "C", a.key collate "C")
+                   a.type, a.key, a.id, a.queue_id, a.until, a.expires_at
               from asked a
              order by a.type collate "C", a.key collate "C", a.place
-                on conflict (type, key) do nothing
+                on conflict (type, key) do update set key = k.key where false
             returning job_id
         )
         select coalesce(array_agg(a.place), '{}')
@@ -969,12 +991,15 @@ function store_unique(job jsonb, places jsonb, moment timestamp with time zone) 
                cast(coalesce(job ->> 'queue_id', places ->> (job ->> 'queue')) as int) as queue_id,
                i.key, i.until, coalesce(i.mode, 'skip') as mode,
                case when i.until = 'period' then moment + i.period_microseconds * interval '1 microsecond' end as expires_at,
-               greatest(
-                   coalesce(
-                       cast(job ->> 'run_at' as timestamptz),
-                       moment + cast(job ->> 'delay_microseconds' as bigint) * interval '1 microsecond'
+               least(
+                   greatest(
+                       coalesce(
+                           cast(job ->> 'run_at' as timestamptz),
+                           moment + cast(job ->> 'delay_microseconds' as bigint) * interval '1 microsecond'
+                       ),
+                       moment
                    ),
-                   moment
+                   timestamptz '9999-01-01 00:00+00'
                ) as run_at
           into asked
           from jsonb_to_record(job -> 'unique') as i (key text, until text, period_microseconds bigint, mode text);

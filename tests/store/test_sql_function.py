@@ -424,3 +424,36 @@ async def test_a_schema_with_jobs_in_it_gets_the_new_columns(empty_url: str, mon
     finally:
         await sql.close()
         await database.close()
+
+
+async def test_what_a_worker_could_not_read_is_refused(sql: Connection, jobs: Jobs) -> None:
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="tags: must be an array of one dimension, not 2"):
+        await enqueue(sql, "'work', tags => array[['a', 'b'], ['c', 'd']]")
+    bad: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"tags": [["a", "b"], ["c", "d"]]}, "tags: must be an array of texts"),
+        ({"tags": ["a", None]}, "tags: must be an array of texts"),
+        ({"metadata": [1]}, "metadata: must be a JSON object"),
+        ({"metadata": "text"}, "metadata: must be a JSON object"),
+    )
+    for fields, message in bad:
+        request = [{"id": str(new_id()), "type": "work", "queue": "default", "max_attempts": 3, **fields}]
+        with pytest.raises(asyncpg.InvalidParameterValueError, match=message):
+            await sql.fetchval("select fencepost.enqueue_jobs($1::text::jsonb)", json.dumps(request))
+    assert (await jobs.audit())["jobs"] == 0
+    good: dict[str, Any] = {"tags": ["a"], "metadata": {"a": [1, None]}}
+    for fields in (good, {"tags": None, "metadata": None}, {"tags": []}):
+        request = [{"id": str(new_id()), "type": "work", "queue": "default", "max_attempts": 3, **fields}]
+        await sql.fetchval("select fencepost.enqueue_jobs($1::text::jsonb)", json.dumps(request))
+    assert (await jobs.audit())["jobs"] == 3
+
+
+@pytest.mark.parametrize("key", [{}, {"unique": {"key": "k", "until": "finished", "mode": "earliest"}}])
+async def test_a_time_that_no_client_can_read_is_the_last_that_one_can(
+    sql: Connection, jobs: Jobs, key: dict[str, Any]
+) -> None:
+    made = new_id()
+    request = {"id": str(made), "type": "work", "queue": "default", "max_attempts": 3, **key}
+    times = {"run_at": "20000-01-01", "expires_at": "20000-01-01"}
+    await sql.fetchval("select fencepost.enqueue_jobs($1::text::jsonb)", json.dumps([request | times]))
+    read = await jobs.get(made)
+    assert read.run_at == read.expires_at == datetime(9999, 1, 1, tzinfo=UTC)

@@ -340,6 +340,68 @@ async def test_keys_in_any_order_never_deadlock(database_url: str, jobs: Jobs) -
     assert (await jobs.audit())["pending"] == 41
 
 
+async def test_a_key_that_is_removed_in_between_makes_no_deadlock(
+    jobs: Jobs, sql: Connection, database_url: str
+) -> None:
+    """
+    Two calls with the same keys: the first finds one of them taken, and the row is removed before it comes to it again.
+
+        holder              first                   remover             second
+        takes c
+                            finds a taken, locks it
+                            waits for c
+                                                    waits for a
+                                                                        waits for a
+        rolls back
+                            takes c, and a
+                            commits
+                                                                        finds both taken
+    """
+    await jobs.enqueue([one(unique=unique(key="a"))])
+    holder, first, remover, second = [await connect(database_url) for _ in range(4)]
+    wanted = [one(unique=unique(key="a")), one(unique=unique(key="c"))]
+    again = [one(unique=unique(key="c")), one(unique=unique(key="a"))]
+    try:
+        transaction = holder.transaction()
+        await transaction.start()
+        await store(holder, one(unique=unique(key="c")))
+        stored = asyncio.create_task(store(first, *wanted))
+        await waits_for_a_lock(sql)
+        removing = asyncio.create_task(remover.execute("delete from fencepost.unique_keys where key = 'a'"))
+        # Where nobody has it locked it is gone at once.
+        await asyncio.wait([removing], timeout=0.3)
+        stored_again = asyncio.create_task(store(second, *again))
+        await waits_for_a_lock(sql, count=2)
+        await asyncio.wait([stored_again], timeout=0.3)
+        await transaction.rollback()
+        [answer, _] = await asyncio.wait_for(asyncio.gather(stored, stored_again), 10)
+        await removing
+        assert [entry.effect for entry in answer] == ["skipped", "created"]
+    finally:
+        for connection in (holder, first, remover, second):
+            await connection.close()
+
+
+async def test_a_deadlock_with_somebody_elses_transaction_is_tried_again(
+    jobs: Jobs, sql: Connection, database_url: str
+) -> None:
+    """Nobody else has to take keys in order, call by call. Whoever PostgreSQL undoes, ours is stored in the end."""
+    await jobs.enqueue([job()])
+    other = await connect(database_url, deadlock_timeout="60s")
+    transaction = other.transaction()
+    await transaction.start()
+    await store(other, one(unique=unique(key="b")))
+    ours = asyncio.create_task(jobs.enqueue([one(unique=unique(key=key)) for key in "ab"]))
+    await waits_for_a_lock(sql)
+    # It waits for us and never looks why, so that it is ours that finds the circle and is undone.
+    theirs = asyncio.create_task(store(other, one(unique=unique(key="a"))))
+    assert [entry.effect for entry in await asyncio.wait_for(theirs, 10)] == ["created"]
+    await transaction.rollback()
+    assert [entry.effect for entry in await asyncio.wait_for(ours, 10)] == ["created", "created"]
+    assert await sql.fetchval("select deadlocks from pg_stat_database where datname = current_database()") <= 1
+    await other.close()
+
+
 async def test_a_skipped_request_leaves_its_idempotency_key_free(jobs: Jobs, worker_store: WorkerStore) -> None:
     first = await bring("running", jobs, worker_store)
     again = [one(idempotency_key="a"), one(idempotency_key="a"), job(idempotency_key="b")]

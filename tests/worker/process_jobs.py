@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 import os
@@ -191,6 +192,122 @@ def completes(context: Context, payload: Any) -> str:
         if payload["rollback"]:
             connection.rollback()
     return "returned"
+
+
+@in_process()
+def forks(context: Context, payload: Any) -> int | str:
+    """The forked side leaves the handler a little later, in one of the ways there are."""
+    pid = os.fork()
+    if pid:
+        return pid
+    time.sleep(0.2)
+    context.progress(0.99, "forked")
+    logging.getLogger("of.another").error("logged in a fork")
+    print("printed in a fork", flush=True)
+    if payload == "exit":
+        sys.exit(3)
+    if payload == "raise":
+        raise ValueError("raised in a fork")
+    return "from the fork"
+
+
+@in_process()
+async def forks_in_a_loop(context: Context, payload: Any) -> str:
+    pid = os.fork()
+    if not pid:
+        return "from the fork"
+    await asyncio.to_thread(os.waitpid, pid, 0)
+    # Needs the loop's own wake-up, which a loop that ends elsewhere would have taken away.
+    return await asyncio.get_running_loop().run_in_executor(None, lambda: "from the thread")
+
+
+@in_process()
+def forked_exit_code(context: Context, payload: Any) -> int:
+    pid = os.fork()
+    if not pid:
+        sys.exit(payload)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@in_process()
+def leaves_a_thread(context: Context, payload: float) -> None:
+    def late() -> None:
+        time.sleep(payload)
+        context.progress(0.9, "late")
+        context.extend(1000)
+
+    threading.Thread(target=late).start()
+
+
+@in_process()
+def answers_for_another(context: Context, payload: Any) -> None:
+    from fencepost.worker.children import messages
+
+    control: Any = context.control
+    control._link.say(messages.Returned(control.order.number + payload, b'"not its own"'))
+    time.sleep(1)
+
+
+@in_process()
+def gets_signals(context: Context, payload: Any) -> list[int]:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+    ended = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        program = subprocess.Popen(["sleep", "20"])
+        pid = os.fork()
+        if not pid:
+            time.sleep(20)
+        os.kill(pid, number)
+        program.send_signal(number)
+        ended += [program.wait(5), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]
+    return ended
+
+
+@in_process()
+def spoils_its_streams(context: Context, payload: str) -> str:
+    if payload == "close":
+        sys.stdout.close()
+        sys.stderr.close()
+    elif payload == "remove":
+        sys.stdout = sys.stderr = None
+    else:
+        print("a line of stdout")
+        print("a line of stderr", file=sys.stderr)
+    return payload
+
+
+@in_process()
+def logs_oddly(context: Context, payload: str) -> None:
+    log = logging.getLogger("of.another")
+    if payload == "fields":
+        log.error("odd", extra={"odd": {(None,): 3}, "half": "\ud800", "worker": "child"})
+    elif payload == "huge":
+        log.error("h" * (40 << 20), extra={"body": "b" * (40 << 20), "list": list(range(100_000))})
+    else:
+        log.error("half \ud800 and %d", "no number")
+        log.error("half \ud800")
+
+
+@in_process()
+def forks_loggers(context: Context, payload: int) -> list[int]:
+    import multiprocessing
+
+    def write() -> None:
+        for _ in range(payload):
+            logging.getLogger("of.another").error("y" * 40_000)
+
+    processes: list[Any] = [multiprocessing.get_context("fork").Process(target=write) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+@in_process()
+def odd_progress(context: Context, payload: Any) -> None:
+    context.progress(0.5, "half \ud800")
 
 
 @in_process()

@@ -133,6 +133,21 @@ async def test_a_fault_in_a_claim_is_survived() -> None:
         await wait_until(lambda: len(desk.taken) == 2, 3)
 
 
+async def test_a_fault_of_one_queue_is_not_met_again_with_the_others() -> None:
+    """A hint has named a queue that can't be claimed from: it is forgotten, and only the poll brings it back."""
+    store = Store()
+    async with dispatching(store) as desk:
+        await wait_until(lambda: store.polls == 1, 3)
+        store.fault = OverflowError("no such number")
+        desk.dispatcher.wake([99])
+        await wait_until(lambda: store.polls == 2, 3)
+        store.due = {1: 2}
+        desk.dispatcher.wake([1])
+        await wait_until(lambda: len(desk.taken) == 2, 3)
+        assert [queue_id for queue_id, *_ in store.claims] == [99, 1]
+        assert list(desk.dispatcher._cursors) == [1]
+
+
 async def test_it_stops_at_once_while_it_pauses() -> None:
     store = Store()
     store.down = True

@@ -27,6 +27,7 @@ from fencepost.domain.policy import Policy
 from fencepost.types.jobtype import JobType
 from fencepost.worker.attempt import Attempt, Host
 from fencepost.worker.children import messages, output, pool, process
+from fencepost.worker.children import records as child_records
 from fencepost.worker.children.finding import find
 from fencepost.worker.executor import Executor
 from fencepost.worker.journal import Journal
@@ -370,6 +371,143 @@ async def test_a_start_that_fails_half_way_leaves_nothing(runner: Runner, monkey
     assert len(set(open_files)) == 1
 
 
+@pytest.mark.parametrize("how", ["return", "exit", "raise"])
+async def test_a_forked_process_answers_for_no_job(runner: Runner, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fencepost.job")
+    forked = await runner.value("forks", how)
+    assert isinstance(forked, int)
+    assert await runner.value("sleeps", 0.6) == "slept", "the job that runs when the fork leaves the handler"
+    assert await runner.value("square", 3) == 9
+    assert not _is_alive(forked), "it has ended where the handler did"
+    assert runner.children.count == 1
+    assert runner.progress == []
+    await wait_until(lambda: records(caplog, "logged in a fork"), 2)
+    (record,) = records(caplog, "logged in a fork")
+    assert (record.name, fields_of(record)["stream"]) == ("fencepost.job", "stderr")
+    assert records(caplog, "printed in a fork")
+    assert bool(records(caplog, "ValueError: raised in a fork")) is (how == "raise")
+
+
+async def test_a_fork_ends_as_a_program_would(runner: Runner) -> None:
+    assert [await runner.value("forked_exit_code", code) for code in (None, 0, 7, "a reason")] == [0, 0, 7, 1]
+    assert await runner.value("forks_in_a_loop") == "from the thread"
+    assert runner.children.count == 1
+
+
+async def test_what_a_thread_says_late_is_not_taken_for_the_next_job(runner: Runner) -> None:
+    await runner.value("leaves_a_thread", 0.2)
+    assert await runner.value("sleeps", 0.5) == "slept"
+    assert runner.progress == []
+    assert runner.settled[1][0].timeout_seconds == 20
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+async def test_an_answer_for_another_run_kills_the_child(
+    runner: Runner, off: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = await runner.run("answers_for_another", off)
+    assert (result.ending, result.error_type) == (Ending.FAILED, "ProcessDied")
+    assert records(caplog, "a child process says what makes no sense; it is killed")
+    assert await runner.value("square", 3) == 9
+
+
+async def test_signals_to_the_whole_service_cost_no_attempt_and_reach_what_a_job_starts(runner: Runner) -> None:
+    assert await runner.value("gets_signals") == [-15, -15, -2, -2]
+    (pid,) = {(await runner.value("tell"))["pid"]}
+    beside = runner.begin("sleeps", 0.3)
+    await wait_until(lambda: beside.remote is not None, 3)
+    os.kill(pid, signal.SIGTERM)
+    assert (await runner.end_of(beside)).ending is Ending.SUCCEEDED
+
+
+async def test_not_even_while_a_child_starts(runner: Runner) -> None:
+    attempt = runner.begin("square", 5)
+    await wait_until(lambda: attempt.remote is not None, 3)
+    assert isinstance(attempt.remote, process.Child)
+    assert attempt.remote._process is not None
+    os.kill(attempt.remote._process.pid, signal.SIGTERM)
+    os.kill(attempt.remote._process.pid, signal.SIGINT)
+    assert (await runner.end_of(attempt)).result == b"25"
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.parametrize("how", ["close", "remove"])
+async def test_a_job_that_spoils_its_streams_is_done_and_the_next_one_can_print(
+    runner: Runner, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fencepost.job")
+    for _ in range(2):
+        assert await runner.value("spoils_its_streams", how) == how
+        caplog.clear()
+        assert await runner.value("spoils_its_streams", "print") == "print"
+        for stream in ("stdout", "stderr"):
+            await wait_until(lambda: records(caplog, f"a line of {stream}"), 2)  # noqa: B023
+    assert runner.children.count == 1
+
+
+async def test_fields_that_a_record_factory_makes_do_not_end_a_job(
+    runner: Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = logging.getLogRecordFactory()
+
+    def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = made(*args, **kwargs)
+        record.worker, record.stream = "worker", "none"
+        return record
+
+    caplog.set_level(logging.INFO, "fencepost.job")
+    logging.setLogRecordFactory(make)
+    try:
+        await runner.value("logs_oddly", "fields")
+        await runner.value("spoils_its_streams", "print")
+        await wait_until(lambda: records(caplog, "a line of stdout"), 2)
+    finally:
+        logging.setLogRecordFactory(made)
+    (record,) = records(caplog, "odd")
+    assert fields_of(record) == {"odd": {"(None,)": 3}, "half": "\ufffd", "worker": "child", "stream": "none"}
+    (record,) = records(caplog, "a line of stdout")
+    assert fields_of(record)["stream"] == "stdout"
+
+
+async def test_a_filter_that_raises_does_not_end_a_job(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(record: logging.LogRecord) -> bool:
+        raise RuntimeError("a filter's own fault")
+
+    loggers = [logging.getLogger("of.another"), logging.getLogger("fencepost.job")]
+    for logger in loggers:
+        logger.addFilter(refuse)
+    try:
+        assert (await runner.run("chatter")).ending is Ending.SUCCEEDED
+    finally:
+        for logger in loggers:
+            logger.removeFilter(refuse)
+    assert records(caplog, "what a child process has logged can't be logged here")
+    assert await runner.value("square", 2) == 4
+    assert runner.children.count == 1
+
+
+async def test_records_are_cut_and_mended(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+    assert (await runner.run("logs_oddly", "huge")).ending is Ending.SUCCEEDED
+    (record,) = [record for record in caplog.records if record.name == "of.another"]
+    assert len(record.getMessage()) == child_records.MESSAGE_CHARACTERS
+    fields = fields_of(record)
+    assert {name: len(value) for name, value in fields.items()} == dict.fromkeys(
+        ("body", "list"), child_records.FIELD_CHARACTERS
+    )
+    assert fields["list"].startswith("[0,1,2")
+    assert (await runner.run("logs_oddly", "text")).ending is Ending.SUCCEEDED
+    assert records(caplog, "half \ufffd")
+    await runner.value("odd_progress")
+    assert runner.progress == [(0.5, "half \ufffd")]
+
+
+async def test_forked_processes_may_all_log_at_once(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fencepost.job")
+    assert await runner.value("forks_loggers", 50) == [0, 0, 0, 0]
+    assert records(caplog, "y" * output.LINE_CHARACTERS)
+    assert runner.children.count == 1
+
+
 async def test_functions_are_found_by_their_path() -> None:
     found = find("tests.worker.process_jobs:square", "square", None)
     assert isinstance(found, JobType)
@@ -380,9 +518,9 @@ async def test_functions_are_found_by_their_path() -> None:
 
 def test_frames_are_put_together_again() -> None:
     sent: list[messages.Report] = [
-        messages.Progressed(0.5, None),
-        messages.Returned(b"1" * 70_000),
-        messages.Extended(3.0),
+        messages.Progressed(1, 0.5, None),
+        messages.Returned(1, b"1" * 70_000),
+        messages.Extended(2, 3.0),
     ]
     wire = b"".join(messages.frame(message) for message in sent)
     for size in (1, 7, 4096, len(wire)):

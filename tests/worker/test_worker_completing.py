@@ -10,15 +10,19 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
+import psycopg
 import pytest
 
 from fencepost.domain.context import Context
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
+from fencepost.errors import LeaseLost
+from fencepost.store import database as database_module
 from fencepost.worker import executor as executor_module
 from fencepost.worker import worker as worker_module
+from fencepost.worker.attempt import Attempt
 
-from .support import Bench, Tally, wait_until
+from .support import Bench, Tally, make_lease, wait_until
 
 
 @asynccontextmanager
@@ -268,3 +272,121 @@ async def test_a_drain_waits_a_while_for_an_open_transaction_and_then_lets_go(
     await left[0].execute("commit")
     await left[0].close()
     assert (await bench.get(job_id)).status is Status.COMPLETED
+
+
+async def test_an_attempt_whose_end_was_decided_can_not_complete_any_more(bench: Bench) -> None:
+    """
+    Its outcome may be in a batch already, and its transaction would hold up all of that.
+
+        handler, in a thread                worker
+                                            its time is up: its outcome is put with the others
+        completes: refused
+    """
+    refused: list[BaseException] = []
+
+    @bench.job("late")
+    def late(context: Context, payload: Any) -> None:
+        with psycopg.connect(bench.dsn) as connection:
+            connection.execute("select 1")
+            while not context.control.abandoned:  # type: ignore[attr-defined]
+                time.sleep(0.001)
+            try:
+                context.complete_in_sync(connection, "late")
+            except LeaseLost as error:
+                refused.append(error)
+
+    worker = await bench.start()
+    job_id = await bench.enqueue("late", timeout_seconds=0.1, max_attempts=1)
+    job = await bench.ended(job_id)
+    assert (job.status, job.result) == (Status.DEAD_LETTER, None)
+    await wait_until(lambda: worker.running == 0, 3)
+    assert "its end is being written" in str(refused[0])
+
+
+async def test_nothing_ends_between_the_look_and_the_mark(bench: Bench) -> None:
+    """Whoever decides an attempt's end waits for the one who is just marking it, and sees the mark."""
+    attempt, seen = Attempt(make_lease()), threading.Event()
+    executor = (await bench.start())._executor
+    attempt.host = executor._host
+    attempt.interruption = Ending.TIMED_OUT
+    settled: list[bool] = []
+    settle = executor._settle
+    executor._settle = lambda attempt, _: settled.append(attempt.completing)
+
+    def abandon() -> None:
+        seen.set()
+        executor.abandon(attempt)
+
+    thread = threading.Thread(target=abandon)
+    with attempt.host.lock:
+        thread.start()
+        assert seen.wait(3)
+        thread.join(0.2)
+        assert not attempt.abandoned
+        attempt.completing = True
+    thread.join(3)
+    assert settled == [True]
+    executor._settle = settle
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["settlement", "along with a claim"])
+async def test_a_lease_that_somebody_holds_for_long_holds_up_only_its_own_outcome(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """Nothing but a handler of ours should have one locked. Whoever has: it costs the others one lock timeout."""
+    monkeypatch.setitem(database_module._SESSION, "lock_timeout", "500ms")
+    started, go_on = 0, asyncio.Event()
+
+    @bench.job("waits")
+    async def waits(context: Context, payload: Any) -> int:
+        nonlocal started
+        started += 1
+        await go_on.wait()
+        return 7
+
+    tally = Tally()
+    await bench.start(events=tally, workers=5)
+    held, *others = await bench.enqueue_many("waits", [None] * (20 if busy else 5))
+    await wait_until(lambda: started == 5, 3)
+    async with connected(bench) as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        assert await connection.fetchval("select id from fencepost.leases where id = $1 for update", held) == held
+        go_on.set()
+        await bench.finished(*others, seconds=6)
+        assert (await bench.get(held)).status is Status.PROCESSING
+        await transaction.rollback()
+        job = await bench.ended(held, seconds=3)
+    assert (job.status, job.attempts, bytes(job.result or b"")) == (Status.COMPLETED, 1, b"7")
+    await wait_until(lambda: tally.endings == {(Ending.SUCCEEDED, Status.COMPLETED): 1 + len(others)}, 3)
+
+
+async def test_of_two_calls_at_once_the_loser_changes_nothing(bench: Bench) -> None:
+    """
+    first                       second
+    completes: lease locked
+                                waits for the lease
+    commits
+                                the lease is gone: LeaseLost
+    """
+    tally, answers = Tally(), []
+
+    @bench.job("twice")
+    async def twice(context: Context, payload: Any) -> None:
+        async with connected(bench) as first, connected(bench) as second:
+            one, two = first.transaction(), second.transaction()
+            await one.start()
+            await two.start()
+            # Both have looked before either is answered.
+            calls = [asyncio.create_task(context.complete_in(each, "done")) for each in (first, second)]
+            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            winner = calls.index(next(iter(done)))
+            await (one, two)[winner].commit()
+            answers.extend(await asyncio.gather(*calls, return_exceptions=True))
+
+    await bench.start(events=tally)
+    job = await bench.ended(await bench.enqueue("twice"))
+    assert (job.status, bytes(job.result or b"")) == (Status.COMPLETED, b'"done"')
+    await wait_until(lambda: sum(tally.endings.values()) == 1, 3)
+    assert sorted(type(answer).__name__ for answer in answers) == ["LeaseLost", "NoneType"]
+    assert tally.endings == {(Ending.SUCCEEDED, Status.COMPLETED): 1}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -235,3 +238,116 @@ async def test_a_death_of_a_child_is_told_from_the_rest(bench: Bench, caplog: py
     assert (past.outcome, past.error_type, past.traceback) == ("failed", "ProcessDied", None)
     await wait_until(lambda: records(caplog, "job finished"), 2)
     assert finished_line(caplog, job_id)["error_type"] == "ProcessDied"
+
+
+STOPPED = [(Ending.TIMED_OUT, "timed_out"), (Ending.CANCELLED, "cancelled"), (Ending.RELEASED, None)]
+
+
+async def _stopped(bench: Bench, worker: Any, job_id: Any, ending: Ending) -> Status:
+    """Have a running attempt stopped, and say how its job stands then."""
+    await bench.reached(job_id, Status.PROCESSING)
+    if ending is Ending.RELEASED:
+        assert await worker.drain(0) == 0
+        return (await bench.get(job_id)).status
+    if ending is Ending.CANCELLED:
+        await bench.jobs.cancel(job_id)
+    return (await bench.ended(job_id)).status
+
+
+@pytest.mark.parametrize(("ending", "outcome"), STOPPED)
+@pytest.mark.parametrize("value", [None, False, "saved"])
+@pytest.mark.parametrize("surrounded", [False, True])
+async def test_an_async_handler_that_is_stopped_and_returns_none_was_stopped(
+    bench: Bench, ending: Ending, outcome: str | None, value: object, surrounded: bool
+) -> None:
+    async def tidies_up(context: Context, payload: Any) -> object:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(30)
+        return value
+
+    async def around(context: Context) -> AsyncIterator[None]:
+        yield
+
+    fields = {"around_attempt": (around,)} if surrounded else {}
+    worker = await start_worker(bench, job_type("work", tidies_up), **fields)
+    timeout = 0.4 if ending is Ending.TIMED_OUT else 20.0
+    job_id = await bench.enqueue("work", timeout_seconds=timeout, max_attempts=1)
+    status = await _stopped(bench, worker, job_id, ending)
+    past = [one.outcome for one in await bench.history(job_id)]
+    if value is not None:
+        assert (status, past) == (Status.COMPLETED, [])
+    elif ending is Ending.RELEASED:
+        assert status is Status.PENDING
+        assert (await bench.get(job_id)).attempts == 0
+    else:
+        assert status is (Status.DEAD_LETTER if ending is Ending.TIMED_OUT else Status.CANCELLED)
+        assert past == [outcome]
+
+
+@pytest.mark.parametrize(("ending", "outcome"), STOPPED)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_around_it_does_not_make_a_stopped_attempt_succeed(
+    bench: Bench, ending: Ending, outcome: str | None, kind: Kind
+) -> None:
+    async def around(context: Context) -> AsyncIterator[None]:
+        with contextlib.suppress(BaseException):
+            yield
+
+    async def within(context: Context) -> AsyncIterator[None]:
+        if kind is Kind.THREAD:
+            # Its thread couldn't be stopped, but doesn't run yet.
+            await asyncio.sleep(30)
+        yield
+
+    types = {
+        Kind.ASYNC: job_type("stuck_in_c", hang),
+        Kind.THREAD: job_type("stuck_in_c", lambda context, payload: None, kind=kind),
+        Kind.PROCESS: TYPES["stuck_in_c"],
+    }
+    worker = await start_worker(bench, types[kind], around_attempt=(around, within))
+    timeout = 0.6 if ending is Ending.TIMED_OUT else 20.0
+    job_id = await bench.enqueue("stuck_in_c", timeout_seconds=timeout, max_attempts=1)
+    status = await _stopped(bench, worker, job_id, ending)
+    expected = {Ending.TIMED_OUT: Status.DEAD_LETTER, Ending.CANCELLED: Status.CANCELLED}
+    assert status is expected.get(ending, Status.PENDING)
+    if outcome is not None:
+        assert [one.outcome for one in await bench.history(job_id)] == [outcome]
+
+
+async def test_a_plain_function_that_returns_while_the_worker_stops_has_succeeded(bench: Bench) -> None:
+    def until_cancelled(context: Context, payload: Any) -> None:
+        while not context.cancelled:
+            time.sleep(0.01)
+
+    worker = await start_worker(bench, job_type("work", until_cancelled, kind=Kind.THREAD))
+    job_id = await bench.enqueue("work", max_attempts=1)
+    assert await _stopped(bench, worker, job_id, Ending.RELEASED) is Status.COMPLETED
+
+
+async def test_a_worker_whose_tasks_are_cancelled_by_a_handler_says_so(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def cancels_all(context: Context, payload: Any) -> None:
+        for task in asyncio.all_tasks():
+            if task.get_name() == "fencepost-dispatcher":
+                task.cancel()
+
+    worker = await start_worker(bench, job_type("work", cancels_all))
+    living = asyncio.create_task(worker.until(asyncio.Event()))
+    await bench.enqueue("work")
+    with pytest.raises(RuntimeError, match=r"ended without being asked to: fencepost-dispatcher \(was cancelled\)"):
+        await asyncio.wait_for(living, 5)
+    (record,) = records(caplog, "a task of the worker ended without being asked to")
+    assert record.levelno == logging.ERROR
+    assert fields_of(record)["task"] == "fencepost-dispatcher"
+
+
+async def test_a_worker_that_is_stopped_has_not_failed(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    worker = await start_worker(bench, job_type("work", hang))
+    stop = asyncio.Event()
+    living = asyncio.create_task(worker.until(stop))
+    await worker.drain(0)
+    assert not living.done()
+    stop.set()
+    await asyncio.wait_for(living, 2)
+    assert records(caplog, "a task of the worker ended without being asked to") == []

@@ -342,7 +342,7 @@ async def test_a_pause_takes_effect_between_claims(bench: Bench) -> None:
     assert runs == 400
 
 
-async def test_a_hint_that_means_nothing_is_ignored(bench: Bench) -> None:
+async def test_a_hint_that_means_nothing_is_ignored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     starts = stamp_starts(bench)
     worker = await bench.start()
     await idle(bench, worker)
@@ -352,9 +352,14 @@ async def test_a_hint_that_means_nothing_is_ignored(bench: Bench) -> None:
         "due",
         "due x",
         "due 999999",
+        "due 0,-1",
+        "due 99999999999",
+        "due 1,2147483648",
+        f"due {'9' * 5000}",
         "cancel",
         "cancel 1 nobody",
         f"cancel 1 {new_id()}",
+        f"cancel 99999999999 {new_id()}",
         "jump 3",
         "x" * 7000,
     ):
@@ -362,3 +367,21 @@ async def test_a_hint_that_means_nothing_is_ignored(bench: Bench) -> None:
     job_id = await bench.enqueue("stamp")
     await bench.ended(job_id)
     assert job_id in starts
+    assert not [record for record in caplog.records if record.exc_info], "nothing was asked of the database"
+
+
+async def test_a_queue_named_before_it_was_made_keeps_its_name(bench: Bench) -> None:
+    """A hint may name a queue's id before there is such a queue."""
+    queues: list[str] = []
+
+    @bench.job("where")
+    async def where(context: Context, payload: Any) -> None:
+        queues.append(context.queue)
+
+    worker = await bench.start()
+    claims = Claims(worker)
+    await claims.one_more(worker, 777)
+    await bench.sql("insert into fencepost.queues (id, name) overriding system value values (777, 'later')")
+    job_id = await bench.enqueue("where", queue="later")
+    await bench.ended(job_id)
+    assert queues == ["later"]

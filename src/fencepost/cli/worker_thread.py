@@ -94,7 +94,7 @@ class WorkerThread:
         await worker.start()
         self._worker = worker
         self._tell(started.set_result, None)
-        await self._finish.wait()
+        await worker.until(self._finish)
         await handlers.close()
 
     def _tell(self, callback: Callable[..., object], *arguments: Any) -> None:

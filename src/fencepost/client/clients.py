@@ -40,7 +40,7 @@ class Client:
         self.listing = Listing(self.database, self.queues)
         self.bulk = Bulk(self.database, self.queues, self.hints)
         self.types = JobTypes(self.database)
-        self.watcher = Watcher(self.database, self.jobs)
+        self.watcher = Watcher(self.database)
 
     async def open(self, *, prepared_days: int | None = None) -> None:
         """Connect; with *prepared_days*, bring the schema up to date first."""

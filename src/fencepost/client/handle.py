@@ -81,7 +81,8 @@ class Handle(Generic[R_co]):
         couldn't be stored.
 
         With None there is no limit, and with 0 it looks once. Raises JobFailed when it ended in any other way,
-        ResultTimeout (the job goes on), JobNotFound, DatabaseUnavailable, and InvalidJob for another *timeout*.
+        ResultTimeout (the job goes on), JobNotFound (also when it is removed meanwhile), InvalidJob for another
+        *timeout*, and DatabaseUnavailable: errors of the database are waited out, within the limit or for a minute.
         """
         _check_timeout(timeout)
         client = await self._producer.client()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -11,6 +12,8 @@ import msgspec
 
 from fencepost.domain.job import Lease, Status
 from fencepost.store.database import Row
+
+log = logging.getLogger("fencepost.store")
 
 
 class Position(msgspec.Struct, frozen=True, order=True):
@@ -146,7 +149,23 @@ class _More(msgspec.Struct):
 
 
 def _with_more(lease: Lease, text: str) -> Lease:
-    more = msgspec.json.decode(text, type=_More)
+    """
+    Add what `claim.sql` says of the job beside the rest.
+
+    The lease is there already, and those it was claimed with. So what somebody has put into the table by hand, and
+    what can't be read, is left out: it must not keep any of them from being run.
+    """
+    try:
+        more = msgspec.json.decode(text, type=_More)
+        if bytes(more.metadata)[:1] not in b"{n":
+            raise ValueError("metadata is not an object")
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        log.warning(
+            "tags and metadata left out, since they can't be read",
+            extra={"job_id": str(lease.id), "reason": str(error)},
+        )
+        # PostgreSQL puts the shorter names first, and in an array of texts there are no objects.
+        return msgspec.structs.replace(lease, expired=text.partition('"expired": ')[2].startswith("true"))
     metadata = bytes(more.metadata).decode()
     return msgspec.structs.replace(
         lease,

@@ -95,6 +95,11 @@ def first_line(error: BaseException) -> str:
     return text[0] if text else type(error).__name__
 
 
+def deadlocked(error: BaseException) -> bool:
+    """Whether *error* stands for a deadlock, which PostgreSQL ended by undoing this transaction."""
+    return isinstance(error.__cause__, asyncpg.DeadlockDetectedError)
+
+
 def waited_too_long(error: BaseException) -> bool:
     """Whether *error* stands for a lock that wasn't to be had in time."""
     return isinstance(error.__cause__, asyncpg.LockNotAvailableError)

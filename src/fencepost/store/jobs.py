@@ -35,7 +35,7 @@ from fencepost.store.enqueueing import (
     stirred,
     verdicts,
 )
-from fencepost.store.failures import waited_too_long
+from fencepost.store.failures import deadlocked, waited_too_long
 from fencepost.store.hints import Hint, Hints
 from fencepost.store.merging import Merger
 from fencepost.store.queues import Queues
@@ -116,13 +116,17 @@ class Jobs:
 
     async def _send(self, records: Sequence[Record], *, whole: bool = True) -> Answer:
         """Store records in one statement, and wake workers."""
-        rows = await self._database.fetch(
-            "enqueue",
-            jobs=encode_records(records),
-            whole=whole,
-            channel=self._database.channel,
-            hint=self._hints.offer(due_soon(records, datetime.now(UTC))),
-        )
+        jobs, hint = encode_records(records), self._hints.offer(due_soon(records, datetime.now(UTC)))
+        for tries_left in reversed(range(RACE_ROUNDS)):
+            try:
+                rows = await self._database.fetch(
+                    "enqueue", jobs=jobs, whole=whole, channel=self._database.channel, hint=hint
+                )
+                break
+            except DatabaseUnavailable as error:
+                # With somebody's transaction that took keys in another order. Nothing of this is stored.
+                if not (deadlocked(error) and tries_left):
+                    raise
         answer = decode_answer(rows[0]["answer"])
         self._hints.committed(stirred(answer, records))
         return answer

@@ -83,8 +83,11 @@ class WorkerStore:
         """A queue's name, which never changes."""
         if queue_id not in self._queue_names:
             rows = await self.database.fetch("queue_name", queue_id=queue_id)
-            # A hint may name anything: without such a queue the claim finds nothing, and the name isn't needed.
-            self._queue_names[queue_id] = rows[0]["name"] if rows else ""
+            if not rows:
+                # A hint may name anything: without such a queue the claim finds nothing, and the name isn't needed.
+                # Not kept, for the queue may be made later.
+                return ""
+            self._queue_names[queue_id] = rows[0]["name"]
         return self._queue_names[queue_id]
 
     async def settle(self, queue_id: int, outcomes: Sequence[Outcome]) -> list[Status | None]:

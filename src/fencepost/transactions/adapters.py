@@ -9,6 +9,7 @@ through: the transaction is the caller's, and so are its errors.
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any, ClassVar
 
@@ -31,6 +32,14 @@ class Adapter:
     def in_transaction(self) -> bool | None:
         """Whether a transaction is open in it; None when that can't be told."""
         return None
+
+    async def has_transaction(self) -> bool | None:
+        """As `in_transaction`; what is told by the driver underneath counts too."""
+        return self.in_transaction
+
+    def has_transaction_sync(self) -> bool | None:
+        """The same for a sync connection."""
+        return self.in_transaction
 
     async def fetch_value(self, sql: str, text: str) -> str:
         """Run *sql*, whose one parameter, spelled `:name`, is *text*; return its one value. Raises WrongConnection."""
@@ -106,7 +115,11 @@ class SqlAlchemy(Adapter):
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open in it. A session opens one with its first statement."""
-        return bool(self._connection.in_transaction())
+        return bool(_current(self._connection).in_transaction())
+
+    def has_transaction_sync(self) -> bool:
+        """Whether one is open in the driver's connection, too, or will be with the next statement."""
+        return self.in_transaction and not _commits_by_itself(_sync_connection(_current(self._connection)))
 
     def fetch_value_sync(self, sql: str, text: str) -> str:
         """Run the statement."""
@@ -122,7 +135,17 @@ class SqlAlchemyAsync(Adapter):
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open in it. A session opens one with its first statement."""
-        return bool(self._connection.in_transaction())
+        return bool(_current(self._connection).in_transaction())
+
+    async def has_transaction(self) -> bool:
+        """Whether one is open in the driver's connection, too, or will be with the next statement."""
+        if not self.in_transaction:
+            return False
+        connection = _current(self._connection)
+        if not hasattr(connection, "sync_connection"):
+            # A session's, which has one from its first statement on.
+            connection = await connection.connection()
+        return not await connection.run_sync(_commits_by_itself)
 
     async def fetch_value(self, sql: str, text: str) -> str:
         """Run the statement."""
@@ -159,6 +182,28 @@ def _percent(sql: str) -> str:
 
 def _only(row: Any) -> str:
     return str(row[0])
+
+
+def _current(connection: Any) -> Any:
+    """The session that a scoped one stands for here; anything else itself."""
+    return connection.registry() if hasattr(connection, "registry") else connection
+
+
+def _sync_connection(connection_or_session: Any) -> Any:
+    """SQLAlchemy's connection: of a session, which has one from its first statement on."""
+    connection = connection_or_session.connection
+    # A session's method; a connection's attribute is the driver's connection.
+    return connection() if inspect.ismethod(connection) else connection_or_session
+
+
+def _commits_by_itself(connection: Any) -> bool:
+    """
+    Whether SQLAlchemy's connection is in autocommit.
+
+    Then its own transactions are nothing to the server. The driver is asked: it isn't only the isolation level that
+    brings this about.
+    """
+    return bool(connection.connection.dbapi_connection.autocommit)
 
 
 def _text_clause(sql: str) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 from fencepost.domain.context import Context
 from fencepost.errors import InvalidSettings
@@ -14,6 +14,9 @@ from fencepost.worker.runtime import AroundAttempt
 
 _Managed = Callable[[Context], AbstractAsyncContextManager[None]]
 _ManagedPlainly = Callable[[Context], AbstractContextManager[None]]
+
+SUPPRESSED: Final = object()
+"""What is returned in the place of a handler that raised, or never ran, when the exception was suppressed."""
 
 
 class Around:
@@ -46,10 +49,10 @@ class Around:
         """
         Await *call* inside of all of them; with *has_thread* the plain ones are left to `within_thread`.
 
-        Raises what it raises, or what they make of that. None when one of them suppresses the
-        exception: then the attempt has succeeded, without a result.
+        Raises what it raises, or what they make of that. SUPPRESSED when one of them suppresses the
+        exception: then the attempt has succeeded, without a result, unless it was interrupted.
         """
-        value = None
+        value: Any = SUPPRESSED
         async with contextlib.AsyncExitStack() as stack:
             for manager in self._async if has_thread else self._all:
                 await stack.enter_async_context(manager(context))
@@ -59,7 +62,7 @@ class Around:
 
     def within_thread(self, context: Context, call: Callable[[], Any]) -> Any:
         """Make a plain call inside of the plain ones, in this thread."""
-        value = None
+        value: Any = SUPPRESSED
         with contextlib.ExitStack() as stack:
             for manager in self._plain:
                 stack.enter_context(manager(context))

@@ -44,7 +44,10 @@ class Host:
         self.resources = Resources()
         """What the lifespan opened."""
         self.lock = threading.RLock()
-        """Held while an attempt is interrupted, so that it can't be extended in the same moment."""
+        """
+        Held while an attempt is interrupted, abandoned or ended, so that it can't be extended in the same moment, nor
+        go about completing itself.
+        """
 
 
 class Attempt:

@@ -7,7 +7,7 @@ from typing import Any
 from fencepost.domain.text import storable_json
 from fencepost.errors import InvalidJob, LeaseLost, Retry, WrongConnection, WrongStatus
 from fencepost.store.completion import complete_sql, encode
-from fencepost.transactions import Adapter, adapt
+from fencepost.transactions import adapt
 from fencepost.types.codec import encode_result
 from fencepost.worker.attempt import Attempt
 
@@ -23,7 +23,7 @@ async def complete_in(attempt: Attempt, connection: Any, result: object) -> None
     adapter = adapt(connection)
     if not adapter.is_async:
         raise WrongConnection("this connection is not async: use complete_in_sync, in a plain function")
-    text = _begin(attempt, adapter, result)
+    text = _begin(attempt, await adapter.has_transaction(), result)
     _end(attempt, await adapter.fetch_value(complete_sql(attempt.host.schema), text))
 
 
@@ -32,31 +32,38 @@ def complete_in_sync(attempt: Attempt, connection: Any, result: object) -> None:
     adapter = adapt(connection)
     if adapter.is_async:
         raise WrongConnection("this connection is async: use `await context.complete_in(…)`")
-    text = _begin(attempt, adapter, result)
+    text = _begin(attempt, adapter.has_transaction_sync(), result)
     _end(attempt, adapter.fetch_value_sync(complete_sql(attempt.host.schema), text))
 
 
-def _begin(attempt: Attempt, adapter: Adapter, result: object) -> str:
+def _begin(attempt: Attempt, has_transaction: bool | None, result: object) -> str:
     """Refuse what can't be right, before anything is written."""
     raw = result_of(result, limit=attempt.host.max_result_bytes)
-    if adapter.in_transaction is False:
+    if has_transaction is False:
         raise WrongConnection(
-            "complete_in needs an open transaction, so that the job is completed with what that writes: begin one first"
+            "complete_in needs an open transaction, so that the job is completed with what that writes: begin one "
+            "first, in a connection that isn't in autocommit"
         )
     with attempt.host.lock:
         if attempt.completed_in:
             raise WrongStatus("complete_in was called already in this attempt; it can be called once")
         if attempt.ended_at is not None:
             raise WrongStatus("this attempt has ended, so it can't be completed any more")
-        # From before the statement: whoever settles or renews must not wait for its transaction. It stays so after an
-        # error too, for nobody knows then what the server has done.
+        if attempt.abandoned:
+            # Its outcome may be on its way with those of others, who would wait for this transaction.
+            raise LeaseLost(
+                "this attempt was interrupted and its end is being written, so it can't be completed any more; "
+                "let the transaction roll back"
+            )
+        # From before the statement: whoever settles or renews must not wait for its transaction. It stays so whatever
+        # comes of it: after an error nobody knows what the server has done, and of two calls at once the one that is
+        # told that the lease is gone must not undo the mark of the other, which has completed.
         attempt.completing = True
     return encode(attempt.lease, raw)
 
 
 def _end(attempt: Attempt, answer: object) -> None:
     if str(answer).lower() != "true":
-        attempt.completing = False
         raise LeaseLost("the job is no longer this attempt's, so it was not completed; let the transaction roll back")
     attempt.completed_in = True
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Claim
+from fencepost.store.failures import waited_too_long
 from fencepost.store.workers import WorkerStore
 from fencepost.worker.cursors import Cursors, Starts
 from fencepost.worker.settler import Settler
@@ -188,9 +189,20 @@ class Dispatcher:
         self.is_claiming = True
         try:
             claim = await self._take_turn(queue_id, slots, starts)
+        except DatabaseUnavailable:
+            raise
+        except Exception:
+            # It is this queue's fault, which must not come up again with every look at the others. If there is such a
+            # queue, the poll finds it.
+            self._forget(queue_id)
+            raise
         finally:
             self.is_claiming = False
         self._hand_over(claim.leases)
+        if not claim.lanes:
+            # Paused, or there is no such queue: a hint may name anything.
+            self._cursors.pop(queue_id, None)
+            return
         again = cursors.claimed(starts, claim)
         if again or len(claim.leases) == slots:
             # To the end of the line: other queues get their turn first.
@@ -202,6 +214,11 @@ class Dispatcher:
             if lane.next_run_at is not None and claim.seen_at is not None:
                 self._plan(queue_id, (lane.next_run_at - claim.seen_at).total_seconds())
 
+    def _forget(self, queue_id: int) -> None:
+        self._ready.pop(queue_id, None)
+        self._due_at.pop(queue_id, None)
+        self._cursors.pop(queue_id, None)
+
     async def _take_turn(self, queue_id: int, slots: int, starts: Starts) -> Claim:
         """Claim; and when outcomes of the queue are waiting to be written, write them in the same statement."""
         how = {"lease_seconds": self._lease_seconds, "aging_seconds": self._aging_seconds}
@@ -211,10 +228,13 @@ class Dispatcher:
                 outcomes = [outcome for _, outcome in batch]
                 statuses, claim = await self._store.turn(queue_id, outcomes, slots=slots, cursors=starts, **how)
             except Exception as error:
-                self._settler.give_back(queue_id, batch)
-                if isinstance(error, DatabaseUnavailable):
-                    raise
-                # One of them is refused; the settler finds out which, while the claim goes on without them.
+                if waited_too_long(error):
+                    self._settler.put_apart(batch)
+                else:
+                    self._settler.give_back(queue_id, batch)
+                    if isinstance(error, DatabaseUnavailable):
+                        raise
+                # One of them is refused or has to wait; which is found out while the claim goes on without them.
                 log.warning("outcomes were refused along with a claim", extra={"reason": str(error)})
             except BaseException:
                 self._settler.give_back(queue_id, batch)
@@ -251,6 +271,9 @@ class Dispatcher:
             found = await self._store.first_pending(queue_id, starts)
         except DatabaseUnavailable:
             # The claims will meet the same, and start over.
+            return
+        except Exception:
+            log.exception("fault while looking behind the cursors")
             return
         if cursors.looked_after(suspects, found):
             self.wake([queue_id])

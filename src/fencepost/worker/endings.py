@@ -11,11 +11,17 @@ from fencepost.domain.outcome import Ending, Outcome
 from fencepost.domain.policy import Policy
 from fencepost.domain.text import storable_json
 from fencepost.types.codec import encode_result
+from fencepost.types.jobtype import Kind
+from fencepost.worker.around import SUPPRESSED
 from fencepost.worker.attempt import Attempt
 from fencepost.worker.children.process import ChildFailure
 from fencepost.worker.completing import NOT_COMMITTED, NotCommitted
 
 log = logging.getLogger("fencepost.worker")
+
+
+def _is_async(attempt: Attempt) -> bool:
+    return attempt.job_type is not None and attempt.job_type.kind is Kind.ASYNC
 
 
 class Endings:
@@ -29,11 +35,22 @@ class Endings:
         return (attempt.job_type and attempt.job_type.policy) or self._policy
 
     def returned(self, attempt: Attempt, value: object) -> Outcome | None:
-        """The handler returned. Work that was done is done, even when the handler was being interrupted."""
+        """
+        The handler returned, or what is around it suppressed what was raised.
+
+        A value is the sign of work that was done, even when the handler was being interrupted. So is any return of
+        a plain function, which can't be interrupted, or of a child, which would have been killed. An async handler
+        that was interrupted and returns None has more likely tidied up and left its work: it is taken as stopped.
+        Running such a job twice is allowed, losing it isn't.
+        """
         if attempt.completed_in:
             return self._not_committed(attempt)
         if attempt.interruption is Ending.LOST:
             return None
+        if attempt.interruption is not None and (value is SUPPRESSED or (value is None and _is_async(attempt))):
+            return self.interrupted(attempt)
+        if value is SUPPRESSED:
+            value = None
         return outcome.succeeded(attempt.lease, None if value is None else self._result(attempt, value))
 
     def raised(self, attempt: Attempt, error: BaseException) -> Outcome | None:

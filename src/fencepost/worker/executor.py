@@ -174,9 +174,10 @@ class Executor:
 
     def abandon(self, attempt: Attempt) -> None:
         """Decide the outcome of an interrupted attempt whose handler won't stop."""
-        if attempt.ended_at is not None or attempt.abandoned or attempt.interruption is None:
-            return
-        attempt.abandoned = True
+        with self._host.lock:
+            if attempt.ended_at is not None or attempt.abandoned or attempt.interruption is None:
+                return
+            attempt.abandoned = True
         lease = attempt.lease
         self._events.stuck(+1)
         if self._hooks.listeners:
@@ -205,7 +206,8 @@ class Executor:
             result = self._endings.fault(attempt, error)
         if attempt.grace is not None:
             attempt.grace.cancel()
-        attempt.end()
+        with self._host.lock:
+            attempt.end()
         if attempt.abandoned:
             self._returned_late(attempt.lease)
         else:

@@ -15,6 +15,8 @@ from fencepost.worker.dispatcher import Dispatcher
 from fencepost.worker.executor import Executor
 from fencepost.worker.watching import Watching
 
+_LARGEST_ID = (1 << 31) - 1
+
 
 class Hearing:
     """Hands hints on to those whom they concern."""
@@ -32,12 +34,12 @@ class Hearing:
         """Take in a hint (store/hints.py). Raises ValueError for one that can't be read."""
         kind, _, rest = hint.partition(" ")
         if kind == "due":
-            self._dispatcher.wake([int(queue_id) for queue_id in rest.split(",")])
+            self._dispatcher.wake(list(map(_queue_id, rest.split(","))))
         elif kind == "watch":
             self._watching.watch(UUID(rest.partition(" ")[2]))
         elif kind == "cancel":
             queue_id, _, job_id = rest.partition(" ")
-            self._cancelled(int(queue_id), UUID(job_id))
+            self._cancelled(_queue_id(queue_id), UUID(job_id))
 
     def begun(self, leases: Collection[Lease]) -> None:
         """A claim brought these, and they are started."""
@@ -71,3 +73,11 @@ class Hearing:
             requested = await self._store.cancel_requests(queue_id, [job_id])
             for attempt in [attempt for attempt in self._executor.running if attempt.key in requested]:
                 self._executor.interrupt(attempt, Ending.CANCELLED)
+
+
+def _queue_id(text: str) -> int:
+    """Read a queue's id: anybody can send a hint. Raises ValueError for one that no queue can have."""
+    queue_id = int(text)
+    if not 0 < queue_id <= _LARGEST_ID:
+        raise ValueError("no queue has such an id")
+    return queue_id

@@ -18,6 +18,7 @@ from typing import Protocol
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
 from fencepost.errors import DatabaseUnavailable
+from fencepost.store.failures import waited_too_long
 from fencepost.worker.apart import Apart, ApartStore, bare
 from fencepost.worker.attempt import Attempt
 
@@ -81,6 +82,15 @@ class Settler:
             self._waiting[queue_id] = batch + self._waiting.get(queue_id, [])
             self._arrived.set()
 
+    def put_apart(self, batch: list[Ended]) -> None:
+        """
+        Somebody has the lease of one of them locked for long: write each by itself, as soon as its lease is free.
+
+        All together would wait for that one again and again.
+        """
+        for attempt, outcome in batch:
+            self._apart.put(attempt, outcome)
+
     def report(self, batch: list[Ended], statuses: list[Status | None]) -> None:
         """It was written; *statuses* is what `SettlingStore.settle` answered."""
         for (attempt, outcome), status in zip(batch, statuses, strict=True):
@@ -125,7 +135,11 @@ class Settler:
         batch = self.take(queue_id)
         try:
             statuses = await self._store.settle(queue_id, [outcome for _, outcome in batch])
-        except DatabaseUnavailable:
+        except DatabaseUnavailable as error:
+            if waited_too_long(error):
+                log.warning("outcomes wait for a locked lease; writing them apart", extra={"outcomes": len(batch)})
+                self.put_apart(batch)
+                return
             self.give_back(queue_id, batch)
             raise
         except Exception:
@@ -138,7 +152,10 @@ class Settler:
         for done, (attempt, outcome) in enumerate(batch):
             try:
                 await self._write_alone(queue_id, attempt, outcome)
-            except DatabaseUnavailable:
+            except DatabaseUnavailable as error:
+                if waited_too_long(error):
+                    self.put_apart(batch[done:])
+                    return
                 self.give_back(queue_id, batch[done:])
                 raise
 

@@ -44,7 +44,7 @@ from fencepost.worker.resources import OpenLifespan
 from fencepost.worker.runtime import Runtime
 from fencepost.worker.settler import Settler
 from fencepost.worker.strangers import Strangers
-from fencepost.worker.tasks import end_all
+from fencepost.worker.tasks import Kept, end_all
 from fencepost.worker.watching import Watching
 
 log = logging.getLogger("fencepost.worker")
@@ -129,6 +129,7 @@ class Worker:
         self._settling: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining = False
+        self._kept = Kept()
 
     @property
     def running(self) -> int:
@@ -166,6 +167,14 @@ class Worker:
         ]
         self._claiming = self._task(self._dispatcher.run(), "dispatcher")
 
+    async def until(self, stop: asyncio.Event) -> None:
+        """
+        Return once *stop* is set.
+
+        Raises RuntimeError when the worker can't go on: a handler has cancelled its tasks, say.
+        """
+        await self._kept.until(stop)
+
     def _serves(self, queue_id: int) -> bool:
         return self._served is None or queue_id in self._served
 
@@ -178,6 +187,7 @@ class Worker:
     async def stop_claiming(self) -> None:
         """Claim and recover no more. Running jobs go on, and their outcomes are written."""
         self._draining = True
+        self._kept.let_go()
         self._dispatcher.stop()
         await end_all(self._recovery)
         if self._claiming is not None:
@@ -234,7 +244,7 @@ class Worker:
                     await self._executor.slot_freed.wait()
 
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(work, name=f"fencepost-{name}")
+        return self._kept.keep(asyncio.get_running_loop().create_task(work, name=f"fencepost-{name}"))
 
     def _duty(self, what: str, duty: Callable[[], Awaitable[object]], every_seconds: float) -> asyncio.Task[None]:
         return self._task(maintenance.repeat(what, duty, every_seconds=every_seconds), what.replace(" ", "-"))

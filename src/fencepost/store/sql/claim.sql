@@ -83,10 +83,12 @@ leased as (
            k.taken_at, k.taken_at + make_interval(secs => cast(:lease_seconds as float8))
       from picked k
 )
-select share.priority, share.wanted, rest.run_at as rest_run_at, rest.id as rest_id,
+-- Times that were written by hand may be beyond those that a client can read: this statement's end must not depend on it.
+select share.priority, share.wanted, greatest(rest.run_at, timestamptz '0001-01-01 00:00+00') as rest_run_at,
+       rest.id as rest_id,
        case when rest.id is null
             then (
-                select p.run_at
+                select least(p.run_at, timestamptz '9999-01-01 00:00+00')
                   from fencepost.pending p
                  where p.queue_id = cast(:queue_id as int)
                    and p.priority = share.priority
@@ -115,7 +117,8 @@ select share.priority, share.wanted, rest.run_at as rest_run_at, rest.id as rest
  ) rest on true
   left join lateral (
     select array_agg(k.id) as ids, array_agg(k.attempts + 1) as attempts, array_agg(k.token + 1) as tokens,
-           case when share.lanes > 1 then array_agg(k.run_at) end as run_at
+           case when share.lanes > 1
+                then array_agg(greatest(k.run_at, timestamptz '0001-01-01 00:00+00')) end as run_at
       from picked k
      where k.priority = share.priority
  ) taken on true

@@ -7,7 +7,8 @@
 select null::int as queue_id, null::bool as due, null::timestamptz as next_run_at, now() as seen_at,
        cast(pg_current_snapshot() as text) as snapshot
 union all
-select l.queue_id, bool_or(p.run_at <= now()) as due, min(p.run_at) filter (where p.run_at > now()) as next_run_at,
+select l.queue_id, bool_or(p.run_at <= now()) as due,
+       min(least(p.run_at, timestamptz '9999-01-01 00:00+00')) filter (where p.run_at > now()) as next_run_at,
        now() as seen_at, null
   from fencepost.lanes l
   join fencepost.queues q on q.id = l.queue_id and q.paused_at is null

@@ -4,7 +4,7 @@
 -- behind the cursor, and once a minute for a clock that stepped back.
 -- Parameters: cursors, the places to look from, as in claim.sql; a lane that isn't named is looked at from its start.
 -- Index: pending_lane. Locks: none.
-select l.priority, p.run_at
+select l.priority, greatest(p.run_at, timestamptz '0001-01-01 00:00+00') as run_at
   from fencepost.lanes l
  cross join lateral (select cast(:cursors as jsonb) -> cast(l.priority as text) as place) c
  cross join lateral (

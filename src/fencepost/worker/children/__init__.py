@@ -6,5 +6,8 @@ Child processes that run CPU-bound handlers, and that can be killed.
     output     what a child prints
     messages   what the two say to each other
     program    the child itself
+    streams    its stdout and stderr
+    forks      processes that a job has forked
+    records    what it logs
     finding    a job type by the path of its function
 """

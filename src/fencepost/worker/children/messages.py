@@ -18,6 +18,8 @@ MOST_BYTES = 256 << 20
 class Run(msgspec.Struct, frozen=True, tag="run", kw_only=True):
     """Run a job."""
 
+    number: int = 0
+    """Counts the runs of this child; what is said of one names it."""
     path: str
     lease: Lease
     timeout_seconds: float
@@ -39,7 +41,13 @@ class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
 Order = Run | Interrupt
 
 
-class Returned(msgspec.Struct, frozen=True, tag="returned"):
+class OfRun(msgspec.Struct, frozen=True):
+    """What is said of one run. A thread that a job has left behind may say it when another one runs."""
+
+    run: int
+
+
+class Returned(OfRun, frozen=True, tag="returned"):
     """The handler returned."""
 
     result: bytes | None
@@ -48,33 +56,33 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
     """Why it can't be kept."""
 
 
-class Raised(msgspec.Struct, frozen=True, tag="raised"):
+class Raised(OfRun, frozen=True, tag="raised"):
     """The handler raised, or could not be called."""
 
     judgement: Judgement
 
 
-class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
+class Progressed(OfRun, frozen=True, tag="progressed"):
     """The handler said how far it is."""
 
     fraction: float
     message: str | None
 
 
-class Extended(msgspec.Struct, frozen=True, tag="extended"):
+class Extended(OfRun, frozen=True, tag="extended"):
     """The handler wants more time."""
 
     seconds: float
 
 
-class Completing(msgspec.Struct, frozen=True, tag="completing"):
+class Completing(OfRun, frozen=True, tag="completing"):
     """The handler completes its job in a transaction of its own: goes about it, or (done) has."""
 
     done: bool
 
 
 class Logged(msgspec.Struct, frozen=True, tag="logged"):
-    """A record was logged."""
+    """A record was logged, by whatever runs in the child: nobody can tell for which run."""
 
     logger: str
     level: int

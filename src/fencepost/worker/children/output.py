@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+from fencepost.worker.children import records
+
 log = logging.getLogger("fencepost.job")
 
 LINE_CHARACTERS = 4_000
@@ -77,4 +79,4 @@ class Output(asyncio.Protocol):
         if self._lines > LINES:
             text = f"(it prints more than {LINES:,} lines; the rest is left out)"
         if text:
-            log.info(text, extra={**self._fields, "stream": self._name})
+            records.write(log, logging.INFO, text, {**self._fields, "stream": self._name})

@@ -76,7 +76,7 @@ class Children:
         while self._idle:
             child, ageing = self._idle.popitem()
             ageing.cancel()
-            if not child.gone.is_set():
+            if not child.gone.is_set() and not child.killed:
                 return child
             self._end(child)
         return None

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any, cast
 
 import msgspec
@@ -24,7 +24,8 @@ import msgspec
 from fencepost.domain.outcome import Ending, Judgement, Verdict
 from fencepost.errors import WrongStatus
 from fencepost.worker.attempt import Attempt
-from fencepost.worker.children import messages
+from fencepost.worker.children import messages, records
+from fencepost.worker.children.forks import IGNORED
 from fencepost.worker.children.output import Output
 
 log = logging.getLogger("fencepost.worker")
@@ -56,6 +57,8 @@ class Child(asyncio.Protocol):
         self._process: subprocess.Popen[bytes] | None = None
         self._outputs = Output("stdout"), Output("stderr")
         self._attempt: Attempt | None = None
+        self._number = 0
+        """Of the run that runs now, or ran last."""
         self._answer: asyncio.Future[messages.Returned | messages.Raised] | None = None
         self._killing: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
@@ -69,15 +72,16 @@ class Child(asyncio.Protocol):
         try:
             boot = _BOOT.format(path=sys.path, fd=theirs.fileno(), parent=os.getpid())
             # In this thread: the kernel kills it when the thread that started it ends, and the loop's lasts.
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - a millisecond or two, and rare
-                [sys.executable, "-c", boot],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            with _signals_wait():
+                self._process = subprocess.Popen(  # noqa: ASYNC220 - a millisecond or two, and rare
+                    [sys.executable, "-c", boot],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
             theirs.close()
             ours.setblocking(False)
             await self._loop.create_unix_connection(lambda: self, sock=ours)
@@ -99,9 +103,10 @@ class Child(asyncio.Protocol):
         for output in self._outputs:
             output.belongs_to(fields)
         self._attempt, self._answer = attempt, self._loop.create_future()
+        self._number += 1
         self._look()
         try:
-            self._send(order)
+            self._send(msgspec.structs.replace(order, number=self._number))
             answer = await self._answer_of(self._answer)
         finally:
             if not self._answer.done() or self._answer.cancelled():
@@ -129,7 +134,7 @@ class Child(asyncio.Protocol):
         if answer.done():
             return answer.result()
         judgement = await self._died()
-        answer.set_result(messages.Raised(judgement))
+        answer.set_result(messages.Raised(self._number, judgement))
         return answer.result()
 
     def interrupt(self, ending: Ending) -> None:
@@ -228,15 +233,20 @@ class Child(asyncio.Protocol):
         try:
             for body in self._frames.feed(data):
                 self._heard(messages.read_report(body))
-        except (ValueError, msgspec.MsgspecError):
+        except Exception:
             log.exception("a child process says what makes no sense; it is killed")
             self.kill()
 
     def _heard(self, report: messages.Report) -> None:
-        attempt = self._attempt
         if isinstance(report, messages.Logged):
-            fields: dict[str, Any] = json.loads(report.fields)
-            logging.getLogger(report.logger).log(report.level, report.message, extra=fields)
+            fields = records.read_fields(report.fields)
+            records.write(logging.getLogger(report.logger), report.level, report.message, fields)
+            return
+        attempt, is_answer = self._attempt, isinstance(report, messages.Returned | messages.Raised)
+        if report.run != self._number:
+            # A thread that an earlier job has left behind may say how far it is; only one speaks for a job.
+            if is_answer:
+                raise ValueError(f"an answer of run {report.run} in run {self._number}")
         elif attempt is None:
             # The last words of an attempt that has ended.
             return
@@ -252,6 +262,16 @@ class Child(asyncio.Protocol):
         else:
             attempt.completing = True
             attempt.completed_in = report.done
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """What is started in here takes no SIGTERM or SIGINT until it says so: it is not ready to bear them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _has_exited(pid: int) -> bool:

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -24,33 +25,37 @@ import msgspec
 from fencepost.domain.context import Context
 from fencepost.domain.outcome import Ending, Judgement, Verdict, judge
 from fencepost.domain.policy import Policy
-from fencepost.domain.text import storable_json
+from fencepost.domain.text import clean_text, storable_json
 from fencepost.telemetry import tracing
 from fencepost.types.codec import encode_result
 from fencepost.worker.attempt import Attempt, Host
-from fencepost.worker.children import messages
+from fencepost.worker.children import forks, messages
 from fencepost.worker.children.finding import find
+from fencepost.worker.children.records import Forward
+from fencepost.worker.children.streams import Streams
 
 _PR_SET_PDEATHSIG = 1
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+PROGRESS_CHARACTERS = 10_000
+"""A longer message isn't sent; how much of it is kept is the worker's matter."""
 
 
 def main(fd: int, parent: int) -> None:
     """Run jobs until the worker is gone."""
     _die_with(parent)
-    # A Ctrl-C is the worker's to judge.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    forks.leave_signals_to_the_worker()
+    streams = Streams()
     link = _Link(socket.socket(fileno=fd))
-    logging.getLogger().addHandler(_Forward(link))
+    os.register_at_fork(after_in_child=link.mute)
+    logging.getLogger().addHandler(Forward(link.say, is_muted=lambda: link.is_muted))
     threading.Thread(target=link.listen, name="fencepost-orders", daemon=True).start()
     while True:
         attempt = link.attempts.get()
         answer = _run(attempt)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        streams.flush()
         link.say(answer)
+        if link.is_muted:
+            # Forked off where nobody looked, by what encodes results, say.
+            os._exit(1)
         # Not held while it waits for the next.
         del attempt, answer
 
@@ -71,9 +76,19 @@ class _Link:
         self._sending = threading.Lock()
         self.attempts: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
         """For the main thread; one at a time."""
+        self.is_muted = False
+        """Set in a process that was forked off: there it speaks for nobody."""
+
+    def mute(self) -> None:
+        """Say nothing from now on, and leave the socket to the process that was forked."""
+        self.is_muted = True
+        # Only this process's own number of it.
+        self._connection.close()
 
     def say(self, report: messages.Report) -> None:
         """Tell the worker. Callable from any thread."""
+        if self.is_muted:
+            return
         data = messages.frame(report)
         try:
             with self._sending:
@@ -116,22 +131,24 @@ class _Attempt(Attempt):
         self.host = Host(
             schema=order.schema,
             max_result_bytes=order.max_result_bytes,
-            progress=lambda attempt, fraction, message: link.say(messages.Progressed(fraction, message)),
+            progress=lambda attempt, fraction, message: link.say(
+                messages.Progressed(order.number, fraction, message and clean_text(message, PROGRESS_CHARACTERS))
+            ),
         )
 
     def extend(self, seconds: float) -> None:
         super().extend(seconds)
-        self._link.say(messages.Extended(seconds))
+        self._link.say(messages.Extended(self.order.number, seconds))
 
     async def complete_in(self, connection: Any, result: object) -> None:
-        self._link.say(messages.Completing(done=False))
+        self._link.say(messages.Completing(self.order.number, done=False))
         await super().complete_in(connection, result)
-        self._link.say(messages.Completing(done=True))
+        self._link.say(messages.Completing(self.order.number, done=True))
 
     def complete_in_sync(self, connection: Any, result: object) -> None:
-        self._link.say(messages.Completing(done=False))
+        self._link.say(messages.Completing(self.order.number, done=False))
         super().complete_in_sync(connection, result)
-        self._link.say(messages.Completing(done=True))
+        self._link.say(messages.Completing(self.order.number, done=True))
 
 
 def _run(attempt: _Attempt) -> messages.Returned | messages.Raised:
@@ -145,26 +162,34 @@ def _run(attempt: _Attempt) -> messages.Returned | messages.Raised:
         try:
             payload = job_type.decoder.decode(order.lease.payload)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            return _refused(f"the payload does not fit {order.lease.type!r}: {error}")
+            return _refused(order, f"the payload does not fit {order.lease.type!r}: {error}")
         try:
-            with tracing.continuing(order.span):
+            with tracing.continuing(order.span), forks.end_here():
                 value = job_type.handler(_context(order, attempt), payload)
                 if inspect.iscoroutine(value):
-                    value = asyncio.run(value)
+                    value = asyncio.run(_awaited(value))
         finally:
             attempt.end()
     except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to this job
-        return messages.Raised(judge(error, policy))
+        return messages.Raised(order.number, judge(error, policy))
     if value is None:
-        return messages.Returned(None)
+        return messages.Returned(order.number, None)
     try:
-        return messages.Returned(storable_json(value, encode=encode, limit=order.max_result_bytes))
+        return messages.Returned(order.number, storable_json(value, encode=encode, limit=order.max_result_bytes))
     except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the work is done
-        return messages.Returned(None, unstored=judge(error, policy).error)
+        return messages.Returned(order.number, None, unstored=judge(error, policy).error)
 
 
-def _refused(message: str) -> messages.Raised:
-    return messages.Raised(Judgement(verdict=Verdict.FINAL, error_type="InvalidPayload", error=message[:4000]))
+async def _awaited(value: Coroutine[Any, Any, Any]) -> Any:
+    # In here, because a forked process that ends the loop would take what it listens to from this one.
+    with forks.end_here():
+        return await value
+
+
+def _refused(order: messages.Run, message: str) -> messages.Raised:
+    return messages.Raised(
+        order.number, Judgement(verdict=Verdict.FINAL, error_type="InvalidPayload", error=message[:4000])
+    )
 
 
 def _context(order: messages.Run, attempt: Attempt) -> Context:
@@ -182,23 +207,3 @@ def _context(order: messages.Run, attempt: Attempt) -> Context:
         trace_context=lease.trace_context,
         control=attempt,
     )
-
-
-class _Forward(logging.Handler):
-    """Passes records on to the worker's log."""
-
-    def __init__(self, link: _Link) -> None:
-        super().__init__()
-        self._link = link
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
-            if record.exc_info:
-                fields["exception"] = logging.Formatter().formatException(record.exc_info)
-            text = record.getMessage()
-            self._link.say(
-                messages.Logged(record.name, record.levelno, text, msgspec.json.encode(fields, enc_hook=repr))
-            )
-        except Exception:  # noqa: BLE001 - as the handlers of logging do
-            self.handleError(record)

@@ -1,0 +1,80 @@
+"""Rows that no function of ours would have written: a claim takes them along, and their neighbours run."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost.store.jobs import Jobs
+from fencepost.store.queues import Queues
+from fencepost.store.workers import WorkerStore
+
+from .support import Connection, claim, job
+
+pytestmark = pytest.mark.anyio
+
+DEEP = '{"a": ' + "[" * 3000 + "]" * 3000 + "}"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("tags", "array[['a', 'b'], ['c', 'd']]"),
+        ("tags", "array['a', null]"),
+        ("tags", "'[0:1]={a,b}'"),
+        ("metadata", "jsonb '[1]'"),
+        ("metadata", "jsonb '\"expired\"'"),
+        ("metadata", "jsonb '7'"),
+        ("metadata", "jsonb 'null'"),
+        ("metadata", f"jsonb '{DEEP}'"),
+        ("trace_context", "'nonsense'"),
+        ("trace_context", "repeat('x', 100000)"),
+        ("request_id", "E'\\x01'"),
+        ("timeout_seconds", "'Infinity'"),
+        ("timeout_seconds", "'NaN'"),
+        ("expires_at", "'infinity'"),
+        ("expires_at", "'20000-01-01'"),
+        ("type", "repeat('x', 100000)"),
+        ("payload", f"jsonb '{DEEP}'"),
+    ],
+)
+async def test_what_is_in_a_jobs_row_never_keeps_others_from_being_run(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore, sql: Connection, column: str, value: str
+) -> None:
+    odd = job(tags=("x",))
+    await jobs.enqueue([job(), odd, job()])
+    await sql.execute(f"update fencepost.jobs set {column} = {value} where id = $1", odd.id)
+    leases = await claim(worker_store, await queues.id_of("default"), slots=5)
+    assert len(leases) == 3
+    [lease] = [lease for lease in leases if lease.id == odd.id]
+    assert lease.expired is False
+
+
+@pytest.mark.parametrize("metadata", [DEEP, "[1]", '{"expired": false}'])
+async def test_what_can_not_be_read_still_expires(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore, sql: Connection, metadata: str
+) -> None:
+    odd = job(tags=('"expired": false', "x"), expires_seconds=3600.0)
+    await jobs.enqueue([odd])
+    await sql.execute(
+        "update fencepost.jobs set metadata = $2::text::jsonb, expires_at = now() - interval '1 s' where id = $1",
+        odd.id,
+        metadata,
+    )
+    [lease] = await claim(worker_store, await queues.id_of("default"))
+    assert lease.expired is True
+
+
+@pytest.mark.parametrize("run_at", ["20000-01-01", "infinity", "0044-03-15 BC", "-infinity"])
+@pytest.mark.parametrize("lanes", [1, 2])
+async def test_a_due_time_beyond_what_python_has_never_keeps_others_from_being_run(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore, sql: Connection, run_at: str, lanes: int
+) -> None:
+    odd = job(priority=lanes - 1)
+    await jobs.enqueue([job(priority=number % lanes) for number in range(4)])
+    await jobs.enqueue([odd])
+    queue_id = await queues.id_of("default")
+    await sql.execute(f"update fencepost.pending set run_at = '{run_at}' where id = $1", odd.id)
+    leases = [lease for _ in range(6) for lease in await claim(worker_store, queue_id, slots=1)]
+    assert len({lease.id for lease in leases} - {odd.id}) == 4
+    await worker_store.due_queues({})
+    await worker_store.first_pending(queue_id, {})
