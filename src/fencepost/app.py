@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from fencepost.client.access import Access
 from fencepost.client.draft import AroundEnqueue
 from fencepost.client.dsn import Dsn
-from fencepost.client.job import AsyncContextJob, AsyncJob, Job, PlainContextJob, PlainJob, job_class
+from fencepost.client.job import AsyncContextJob, AsyncJob, Job, JobDecorator, PlainContextJob, PlainJob, job_class
 from fencepost.client.options import Options
 from fencepost.client.producer import Producer
 from fencepost.domain.backoff import Backoff, Exponential
@@ -35,23 +35,6 @@ T = TypeVar("T")
 _Around = TypeVar("_Around", bound=AroundEnqueue)
 _AroundAttempt = TypeVar("_AroundAttempt", bound="AroundAttempt")
 _Listener = TypeVar("_Listener", bound="Callable[[Event], object]")
-
-
-class JobDecorator(Protocol):
-    """What `app.job(…)` with options returns: makes a job of a function."""
-
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
-    ) -> AsyncContextJob[P, R]: ...
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> AsyncJob[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> PlainContextJob[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> PlainJob[P, R]: ...
 
 
 class Fencepost(Access):
@@ -81,6 +64,7 @@ class Fencepost(Access):
         self._origin: Fencepost = self
         self._producer = Producer(dsn, schema, settings)
 
+    # They overlap where the first parameter is of a type that a Context is too: it is taken for the context.
     @overload
     def job(  # type: ignore[overload-overlap]
         self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
@@ -109,6 +93,7 @@ class Fencepost(Access):
         unique: Unique | UniqueBy | None = None,
         process: bool = False,
     ) -> JobDecorator: ...
+    # Looser than the overloads: what is in options is checked when it runs, by Declaration.
     def job(self, function: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]
         """
         Make a job of a function: async ones run in the worker's loop, plain ones in a thread.

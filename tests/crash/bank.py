@@ -28,6 +28,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from fencepost import Constant, Context, Fencepost
+from tests import django_database
 
 FAULTS = ("raise", "disconnect", "stop", "hang", "exit", "kill")
 PLACES = ("before the effect", "after the effect", "after completion", "after the commit")
@@ -112,10 +113,8 @@ def with_alchemy_session() -> Iterator[Opened]:
 def _configure_django() -> None:
     with _configuring:
         if not django_settings.configured:
-            names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
-            parts = psycopg.conninfo.conninfo_to_dict(_url())
-            database = {names[name]: str(value) for name, value in parts.items() if name in names}
-            django_settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", **database}})
+            database = {"ENGINE": "django.db.backends.postgresql", **django_database.of_url(_url())}
+            django_settings.configure(DATABASES={"default": database})
             django.setup()
 
 

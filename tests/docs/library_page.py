@@ -17,7 +17,6 @@ import sys
 import types
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 ROOT = Path(__file__).parents[2]
 _EXPECTED = re.compile(r"^\s*print\(.*\)  # (.*)$", re.M)
@@ -58,16 +57,9 @@ def configure_django() -> None:
     import django
     from django.conf import settings
 
-    parts = urlsplit(os.environ["DATABASE_URL"])
-    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-    database = {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": parts.path[1:],
-        "USER": parts.username or "",
-        "PASSWORD": parts.password or "",
-        "HOST": query.get("host") or parts.hostname or "",
-        "PORT": query.get("port") or parts.port or "",
-    }
+    from tests import django_database
+
+    database = {"ENGINE": "django.db.backends.postgresql", **django_database.of_url(os.environ["DATABASE_URL"])}
     settings.configure(DATABASES={"default": database})
     django.setup()
     # The pages' loop is the only thread there is.

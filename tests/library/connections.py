@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import psycopg
@@ -15,6 +14,7 @@ from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sqlalchemy_async
 
 from fencepost import Handle, Job
+from tests import django_database
 
 
 class Undo(Exception):
@@ -165,15 +165,9 @@ def django_connection(dsn: str) -> Generator[Any, None, None]:
     django.setup()
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-    parts = urlsplit(dsn)
-    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     connections[DJANGO_ALIAS] = connection = DatabaseWrapper(
         {
-            "NAME": parts.path[1:],
-            "USER": parts.username or "",
-            "PASSWORD": parts.password or "",
-            "HOST": query.get("host") or parts.hostname or "",
-            "PORT": query.get("port") or parts.port or "",
+            **django_database.of_url(dsn),
             "OPTIONS": {},
             "TIME_ZONE": None,
             "CONN_MAX_AGE": 0,

@@ -31,6 +31,14 @@ def test_the_layout_is_that_of_version_7(now: int) -> None:
     assert milliseconds_of(made) - now // 1_000_000 in (0, 1)
 
 
+def test_ids_can_still_be_made_at_the_end_of_their_time() -> None:
+    last = 281_474_976_710_655_999_998
+    made = {new_id(now_ns=lambda: last) for _ in range(10)}
+    assert len(made) == 10
+    assert {milliseconds_of(one) for one in made} == {(1 << 48) - 1}
+    assert {one.version for one in made} == {7}
+
+
 def test_it_carries_the_present() -> None:
     before = time.time_ns() // 1_000_000
     made = milliseconds_of(new_id())

@@ -8,7 +8,7 @@ from uuid import UUID
 from fencepost.api.cursors import read_cursor, write_cursor
 from fencepost.api.http import CLOSE, HttpError, Request, Response, answer
 from fencepost.api.schemas import JobList, JobRecord, JobStatus, listed, record_of
-from fencepost.domain.fields import check_queue, check_tags
+from fencepost.domain.fields import check_queue, check_status, check_tags
 from fencepost.domain.ids import parse_id
 from fencepost.domain.job import Attempt, Job, Status
 from fencepost.domain.requests import parse_moment
@@ -127,7 +127,7 @@ def _filter(given: dict[str, str]) -> Filter:
     except InvalidJob as error:
         raise InvalidJob(f"{error.message} (in a URL, + is written %2B)", field=error.field) from None
     return Filter(
-        status=_status(given.get("status")),
+        status=check_status(given["status"]) if "status" in given else None,
         type=given.get("type"),
         queue=given.get("queue"),
         tag=_tag(given.get("tag")),
@@ -143,15 +143,6 @@ def _tag(text: str | None) -> str | None:
         return check_tags([text])[0]
     except InvalidJob as error:
         raise InvalidJob(error.message, field="tag") from None
-
-
-def _status(text: str | None) -> Status | None:
-    if text is None:
-        return None
-    try:
-        return Status(text)
-    except ValueError:
-        raise InvalidJob(f"must be one of {', '.join(Status)}, not {text[:60]!a}", field="status") from None
 
 
 def _limit(text: str | None) -> int:

@@ -11,7 +11,7 @@ from fencepost.client.dsn import Dsn
 from fencepost.client.handle import Handle
 from fencepost.client.options import moment
 from fencepost.client.producer import Call, Producer
-from fencepost.domain.fields import shown
+from fencepost.domain.fields import check_status
 from fencepost.domain.ids import parse_id
 from fencepost.domain.job import Job as JobRecord
 from fencepost.domain.job import Status
@@ -181,12 +181,7 @@ def _selection(conditions: Mapping[str, Any]) -> Selection:
         if name not in known:
             raise InvalidJob(f"is no condition; there are {', '.join(known)}", field=name)
     if "status" in values:
-        try:
-            values["status"] = Status(values["status"])
-        except ValueError:
-            raise InvalidJob(
-                f"must be one of {', '.join(Status)}, not {shown(values['status'])}", field="status"
-            ) from None
+        values["status"] = check_status(values["status"])
     for name in ("since", "until"):
         if name in values:
             values[name] = moment(values[name], name)

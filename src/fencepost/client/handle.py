@@ -111,7 +111,7 @@ class Handle(Generic[R_co]):
         return await client.jobs.cancel(self.id)
 
     async def retry(self) -> None:
-        """Put the job back to pending if it is `dead_letter`. Raises JobNotFound and WrongStatus."""
+        """Put the job back to pending if it is `dead_letter`. Raises JobNotFound, WrongStatus and DuplicateJob."""
         client = await self._producer.client()
         await client.jobs.retry(self.id)
 

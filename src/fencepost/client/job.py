@@ -6,7 +6,7 @@ import pickle
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from fencepost.client.options import Options, Seconds, changed
 from fencepost.client.producer import Call, Producer
@@ -234,6 +234,24 @@ class PlainContextJob(Job[P, R]):
     def __call__(self, context: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, here and now; nothing is enqueued."""
         return cast(R, self.function(context, *args, **kwargs))
+
+
+class JobDecorator(Protocol):
+    """What `app.job(…)` with options returns: makes a job of a function."""
+
+    # They overlap where the first parameter is of a type that a Context is too: it is taken for the context.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncContextJob[P, R]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncJob[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> PlainContextJob[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> PlainJob[P, R]: ...
 
 
 def job_class(signature: Signature, *, is_async: bool) -> type[Job[..., Any]]:

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from fencepost.domain import fields
-from fencepost.domain.durations import in_seconds
 from fencepost.domain.job import Unique
 from fencepost.errors import InvalidJob
 from fencepost.types import codec
@@ -51,15 +50,15 @@ def changed(
     values: dict[str, Any] = {name: value for name, value in plain.items() if value is not None}
     fields.check_due(run_at, delay)
     if delay is not None:
-        values |= {"delay_seconds": fields.check_delay(seconds(delay, "delay")), "run_at": None}
+        values |= {"delay_seconds": fields.check_delay(fields.read_seconds(delay, "delay")), "run_at": None}
     if run_at is not None:
         values |= {"run_at": moment(run_at, "run_at"), "delay_seconds": None}
     if isinstance(expires, datetime):
         values |= {"expires_at": moment(expires, "expires"), "expires_seconds": None}
     elif expires is not None:
-        values |= {"expires_seconds": fields.check_expiry(seconds(expires, "expires")), "expires_at": None}
+        values |= {"expires_seconds": fields.check_expiry(fields.read_seconds(expires, "expires")), "expires_at": None}
     if timeout is not None:
-        values["timeout_seconds"] = fields.check_timeout(seconds(timeout, "timeout"))
+        values["timeout_seconds"] = fields.check_timeout(fields.read_seconds(timeout, "timeout"))
     if tags is not None:
         values["tags"] = check_tags(tags)
     if metadata is not None:
@@ -70,14 +69,6 @@ def changed(
     if idempotency_key is not None:
         values["idempotency_key"] = fields.check_key(idempotency_key)
     return msgspec.structs.replace(before, **values)
-
-
-def seconds(value: object, field: str) -> float:
-    """Read seconds or a timedelta. Raises InvalidJob."""
-    try:
-        return in_seconds(value)
-    except ValueError as error:
-        raise InvalidJob(str(error), field=field) from None
 
 
 def moment(value: object, field: str) -> datetime:

@@ -20,7 +20,7 @@ from fencepost.domain.job import Job
 from fencepost.errors import DatabaseUnavailable, JobNotFound, ResultTimeout
 from fencepost.store.database import Database
 from fencepost.store.hints import done_ids, watch_hint
-from fencepost.store.jobs import job_of_row
+from fencepost.store.jobs import job_of_row, not_found
 from fencepost.store.listener import Listener
 from fencepost.store.merging import Merger
 
@@ -233,4 +233,4 @@ def _not_ended(job_id: UUID, found: Job | None, *, may_appear: bool, seen: bool 
         return JobNotFound(
             f"there is no job {job_id} yet; if it was enqueued in a transaction of yours, that isn't committed"
         )
-    return JobNotFound(f"there is no job {job_id}; it was never enqueued here, or its retention has passed")
+    return not_found(job_id)

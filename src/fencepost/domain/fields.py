@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from fencepost.domain.durations import format_duration
-from fencepost.domain.job import Limits, Unique, UniqueMode, UniqueUntil
+from fencepost.domain.durations import format_duration, in_seconds
+from fencepost.domain.job import Limits, Status, Unique, UniqueMode, UniqueUntil
 from fencepost.domain.text import check_json
 from fencepost.errors import InvalidJob
 
@@ -87,6 +87,14 @@ def check_key(key: object) -> str:
     return text
 
 
+def read_seconds(value: object, field: str, what: str = "") -> float:
+    """Read what Python callers give for a time: seconds or a timedelta. Raises InvalidJob."""
+    try:
+        return in_seconds(value)
+    except ValueError as error:
+        raise InvalidJob(f"{what}{error}", field=field) from None
+
+
 def check_delay(seconds: float) -> float:
     """Read a delay: at most ten years. Raises InvalidJob."""
     return _check_seconds(seconds, "delay", "0 to ten years", 0, Limits.DELAY_SECONDS)
@@ -146,6 +154,14 @@ def check_metadata(raw: bytes) -> bytes | None:
     except ValueError as error:
         raise InvalidJob(str(error), field="metadata") from None
     return raw
+
+
+def check_status(value: object) -> Status:
+    """Read a status, or its name. Raises InvalidJob."""
+    try:
+        return Status(str(value))
+    except ValueError:
+        raise InvalidJob(f"must be one of {', '.join(Status)}, not {shown(value)}", field="status") from None
 
 
 def check_unique(key: object, until: object, period_seconds: float | None, mode: object) -> Unique:

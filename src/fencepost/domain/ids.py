@@ -38,7 +38,8 @@ class _Sequence:
         """A tick not before *tick*, and 62 random bits."""
         with self._lock:
             if tick <= self._latest < tick + _LEAD:
-                tick = self._latest + 1
+                # At the end of what 60 bits can say the random bits alone tell ids apart.
+                tick = min(self._latest + 1, _TICKS)
             self._latest = tick
             if not self._entropy:
                 # A system call for each id would cost as much as the rest of it.

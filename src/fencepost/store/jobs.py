@@ -166,7 +166,7 @@ class Jobs:
         """Read a job as it is now. Raises JobNotFound."""
         rows = await self._database.fetch("read_jobs", ids=[job_id])
         if not rows:
-            raise _not_found(job_id)
+            raise not_found(job_id)
         return job_of_row(rows[0])
 
     async def attempts(self, job_id: UUID) -> list[Attempt]:
@@ -238,7 +238,7 @@ class Jobs:
     async def _queue_of(self, job_id: UUID) -> int:
         rows = await self._database.fetch("job_queue", id=job_id)
         if not rows:
-            raise _not_found(job_id)
+            raise not_found(job_id)
         return int(rows[0]["queue_id"])
 
 
@@ -254,5 +254,6 @@ def job_of_row(row: Row) -> Job:
     return Job(**fields)
 
 
-def _not_found(job_id: UUID) -> JobNotFound:
+def not_found(job_id: UUID) -> JobNotFound:
+    """The error for an id that no job has."""
     return JobNotFound(f"there is no job {job_id}; it was never enqueued here, or its retention has passed")

@@ -30,8 +30,7 @@ _COMMENT = re.compile(r"--[^\n]*")
 _QUALIFIER = re.compile(r"\bfencepost\.")
 _FUSE = re.compile(r"^-- fuse (\w+) (\w+)$", re.M)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
-
-
+# Every module has one; the type checker doesn't know of it.
 _loader: Any = __loader__  # type: ignore[name-defined]
 
 

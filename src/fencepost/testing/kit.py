@@ -36,6 +36,7 @@ T = TypeVar("T")
 LIMIT = 1_000
 """How many attempts a drain runs at most, unless it is told otherwise."""
 _PAGE_JOBS = 500
+_NOT_OPEN = "this kit isn't open: use it inside of `with Kit(…) as kit:` or `async with`"
 
 
 class Kit:
@@ -182,12 +183,12 @@ class Kit:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._elsewhere is None:
             work.close()
-            raise FencepostError("this kit isn't open: use it inside of `with Kit(…) as kit:` or `async with`")
+            raise FencepostError(_NOT_OPEN)
         return self._portal.run(work)
 
     def _opened(self) -> Database:
         if self._database is None:
-            raise FencepostError("this kit isn't open: use it inside of `with Kit(…) as kit:` or `async with`")
+            raise FencepostError(_NOT_OPEN)
         return self._database
 
     def _begin(self) -> None:

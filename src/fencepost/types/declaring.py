@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from fencepost.domain.backoff import Backoff, Constant, Exponential, Linear
-from fencepost.domain.durations import in_seconds
 from fencepost.domain.fields import (
     check_expiry,
     check_max_attempts,
     check_priority,
     check_queue,
     check_timeout,
+    read_seconds,
     shown,
 )
 from fencepost.domain.job import Unique
@@ -197,10 +197,4 @@ def _unique_of(rule: Unique | UniqueBy | None, signature: Signature) -> Callable
 
 
 def _seconds(value: Seconds | None, option: str, check: Callable[[float], float]) -> float | None:
-    if value is None:
-        return None
-    try:
-        seconds = in_seconds(value)
-    except ValueError as error:
-        raise InvalidJob(str(error), field=option) from None
-    return check(seconds)
+    return None if value is None else check(read_seconds(value, option))

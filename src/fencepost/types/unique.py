@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fencepost.domain.durations import in_seconds
-from fencepost.domain.fields import check_hold, check_unique
+from fencepost.domain.fields import check_hold, check_unique, read_seconds
 from fencepost.domain.job import Unique, UniqueMode, UniqueUntil
 from fencepost.errors import InvalidJob, InvalidSettings
 
@@ -64,10 +63,7 @@ class UniqueBy:
         self.of: KeyOf | None = functions[0] if functions else None
         self.names: tuple[str, ...] = tuple(name for name in names if isinstance(name, str))
         try:
-            seconds = None if period is None else in_seconds(period)
-        except ValueError as error:
-            raise InvalidSettings(f"period {error}") from None
-        try:
+            seconds = None if period is None else read_seconds(period, "unique", "period ")
             self.until, self.period_seconds, self.mode = check_hold(until, seconds, mode)
         except InvalidJob as error:
             raise InvalidSettings(error.message) from None
@@ -99,10 +95,8 @@ class UniqueBy:
 def unique_rule(unique: Unique) -> Unique:
     """*unique* as it is stored, for one whose members may be plain strings, or wrong. Raises InvalidJob."""
     seconds = unique.period_seconds
-    try:
-        seconds = None if seconds is None else in_seconds(seconds)
-    except ValueError as error:
-        raise InvalidJob(f"period {error}", field="unique") from None
+    if seconds is not None:
+        seconds = read_seconds(seconds, "unique", "period ")
     return check_unique(unique.key, unique.until, seconds, unique.mode)
 
 

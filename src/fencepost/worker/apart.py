@@ -129,10 +129,10 @@ class Apart:
         queue_id = attempt.lease.queue_id
         try:
             status = await self._store.settle_apart(queue_id, waiting.outcome)
-        except (LeaseBusy, DatabaseUnavailable) as error:
-            if isinstance(error, DatabaseUnavailable):
-                raise
+        except LeaseBusy:
             return
+        except DatabaseUnavailable:
+            raise
         except Exception:
             if waiting.is_bare:
                 log.exception("an outcome can't be written; its lease will expire", extra=_named(attempt))

@@ -57,8 +57,7 @@ class Around:
             for manager in self._async if has_thread else self._all:
                 await stack.enter_async_context(manager(context))
             value = await call()
-        # Also when one of them has suppressed what was raised.
-        return value  # noqa: RET504
+        return value  # noqa: RET504 - also when one of them has suppressed what was raised
 
     def within_thread(self, context: Context, call: Callable[[], Any]) -> Any:
         """Make a plain call inside of the plain ones, in this thread."""
@@ -67,8 +66,7 @@ class Around:
             for manager in self._plain:
                 stack.enter_context(manager(context))
             value = call()
-        # Also when one of them has suppressed what was raised.
-        return value  # noqa: RET504
+        return value  # noqa: RET504 - also when one of them has suppressed what was raised
 
 
 def _in_loop(plain: _ManagedPlainly) -> _Managed:

@@ -121,12 +121,8 @@ class Executor:
                 )
             )
         attempt.host = self._host
-        attempt.job_type = job_type = self._types.get(lease.type)
-        attempt.timeout_seconds = (
-            lease.timeout_seconds
-            if lease.timeout_seconds is not None
-            else (job_type and job_type.timeout_seconds) or self._timeout_seconds
-        )
+        attempt.job_type = self._types.get(lease.type)
+        attempt.timeout_seconds = self.timeout_of(lease)
         attempt.deadline = attempt.started_at + attempt.timeout_seconds
         if self._loop is None:
             # Kept, because asking for it is a system call each time.

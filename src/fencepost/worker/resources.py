@@ -85,8 +85,7 @@ class Resources:
             if need.name is None and need.parameter in self._named:
                 continue
             try:
-                if need.name is not None or need.parameter not in self._named:
-                    self.find(need.name, need.annotation)
+                self.find(need.name, need.annotation)
             except InvalidSettings as error:
                 raise InvalidSettings(f"job type {need.job_type!r}, parameter {need.parameter!r}: {error}") from None
 

@@ -9,23 +9,19 @@ environment, and nothing writes to it.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from fencepost.domain.durations import format_duration, parse_duration
-from fencepost.domain.fields import check_queue
+from fencepost.domain.durations import format_duration
 from fencepost.domain.job import Limits
-from fencepost.errors import InvalidJob, InvalidSettings
+from fencepost.errors import InvalidSettings
+from fencepost.settings import reading
 
 LEASE_MARGIN_SECONDS = 5.0
 """What a lease must have left after the longest attempt, to write down how it ended."""
-
-SHORTEST_RETENTION_SECONDS = 60.0
-"""The least time that whoever made a job has to see how it ended."""
 
 Environment = Mapping[str, str]
 
@@ -199,116 +195,44 @@ def _tokens(source: Environment) -> tuple[Secret, ...]:
     return tuple(map(Secret, dict.fromkeys(tokens)))
 
 
-def _whole(low: int, high: int) -> Any:
-    def read(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or len(text) > 12 or not low <= int(text) <= high:
-            raise ValueError(f"must be a whole number from {low:,} to {high:,}, not {text[:40]!r}")
-        return int(text)
-
-    return read
-
-
-def _duration(low: float, *, bare_seconds: bool = False) -> Any:
-    def read(text: str) -> float:
-        seconds = float(text) if bare_seconds and text.isascii() and text.isdigit() else parse_duration(text)
-        if not low <= seconds <= 86400 * 365:
-            raise ValueError(f"must be from {format_duration(low)} to a year, not {text[:40]!r}")
-        return seconds
-
-    return read
-
-
-def _retention(text: str) -> float:
-    """A time to keep things for; 0 is for ever."""
-    seconds = parse_duration(text)
-    if 0 < seconds < SHORTEST_RETENTION_SECONDS:
-        raise ValueError(
-            f"must be 0, to keep for ever, or at least {format_duration(SHORTEST_RETENTION_SECONDS)}, not {text[:40]!r}"
-        )
-    return seconds
-
-
-def _yes_or_no(text: str) -> bool:
-    if text.lower() in ("true", "1", "yes", "on"):
-        return True
-    if text.lower() in ("false", "0", "no", "off"):
-        return False
-    raise ValueError(f"must be true or false, not {text[:40]!r}")
-
-
-def _share(text: str) -> float:
-    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not 0 <= float(text) <= 1:
-        raise ValueError(f"must be a share from 0 to 1, such as 0.01, not {text[:40]!r}")
-    return float(text)
-
-
-def _one_of(*allowed: str) -> Any:
-    def read(text: str) -> str:
-        if text.lower() not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)}, not {text[:40]!r}")
-        return text.lower()
-
-    return read
-
-
-def _queues(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise ValueError("names no queue; leave it empty to serve every queue")
-    for name in names:
-        try:
-            check_queue(name)
-        except InvalidJob as error:
-            raise ValueError(f"each name {error.message}") from None
-    return tuple(dict.fromkeys(names))
-
-
-def _address(text: str) -> dict[str, object]:
-    """`host:port`, `:port` (every interface) or `[v6]:port`."""
-    host, colon, port = text.rpartition(":")
-    if not colon:
-        raise ValueError(f"must be host:port or :port, not {text[:60]!r}")
-    return {"http_host": host.strip("[]") or "0.0.0.0", "http_port": _whole(0, 65535)(port)}  # noqa: S104 - asked for
-
-
-_SECONDS = _duration(0.001)
+_SECONDS = reading.duration(0.001)
 
 _VARIABLES: list[tuple[str, tuple[str, ...], Any]] = [
     ("database_url", ("DATABASE_URL",), Secret),
-    ("database_connections", ("DATABASE_CONNECTIONS",), _whole(2, 1000)),
+    ("database_connections", ("DATABASE_CONNECTIONS",), reading.whole(2, 1000)),
     ("schema", ("SCHEMA",), str),
     ("data_dir", ("DATA_DIR",), Path),
-    ("http_port", ("PORT",), _whole(0, 65535)),
-    ("http_host", ("HTTP_ADDR",), _address),
-    ("workers", ("WORKERS", "WORKER_COUNT"), _whole(0, 10_000)),
-    ("processes", ("PROCESSES",), _whole(0, 256)),
-    ("queues", ("QUEUES",), _queues),
-    ("max_attempts", ("MAX_ATTEMPTS",), _whole(1, Limits.MAX_ATTEMPTS)),
+    ("http_port", ("PORT",), reading.whole(0, 65535)),
+    ("http_host", ("HTTP_ADDR",), reading.address),
+    ("workers", ("WORKERS", "WORKER_COUNT"), reading.whole(0, 10_000)),
+    ("processes", ("PROCESSES",), reading.whole(0, 256)),
+    ("queues", ("QUEUES",), reading.queues),
+    ("max_attempts", ("MAX_ATTEMPTS",), reading.whole(1, Limits.MAX_ATTEMPTS)),
     ("job_timeout_seconds", ("JOB_TIMEOUT",), _SECONDS),
-    ("lease_seconds", ("LEASE_DURATION", "VISIBILITY_TIMEOUT"), _duration(0.001, bare_seconds=True)),
-    ("lease_extension", ("LEASE_EXTENSION",), _yes_or_no),
+    ("lease_seconds", ("LEASE_DURATION", "VISIBILITY_TIMEOUT"), reading.duration(0.001, bare_seconds=True)),
+    ("lease_extension", ("LEASE_EXTENSION",), reading.yes_or_no),
     ("recovery_interval_seconds", ("RECOVERY_INTERVAL",), _SECONDS),
     (
         "poll_interval_seconds",
         ("POLL_INTERVAL", "POLL_INTERVAL_SECONDS"),
-        _duration(0.001, bare_seconds=True),
+        reading.duration(0.001, bare_seconds=True),
     ),
-    ("backoff_base_seconds", ("BACKOFF_BASE",), _duration(0)),
-    ("backoff_max_seconds", ("BACKOFF_MAX",), _duration(0)),
-    ("shutdown_timeout_seconds", ("SHUTDOWN_TIMEOUT",), _duration(0)),
-    ("drain_delay_seconds", ("DRAIN_DELAY",), _duration(0)),
-    ("priority_aging_seconds", ("PRIORITY_AGING",), _duration(0)),
-    ("webhook_allow_private", ("WEBHOOK_ALLOW_PRIVATE",), _yes_or_no),
-    ("max_payload_bytes", ("MAX_PAYLOAD",), _whole(2, 64 << 20)),
-    ("max_result_bytes", ("MAX_RESULT",), _whole(2, 64 << 20)),
-    ("partition_days", ("PARTITION_DAYS",), _whole(1, 3650)),
-    ("retain_completed_seconds", ("RETAIN_COMPLETED",), _retention),
-    ("retain_failed_seconds", ("RETAIN_FAILED",), _retention),
-    ("retain_dead_letter_seconds", ("RETAIN_DEAD_LETTER",), _retention),
-    ("retain_cancelled_seconds", ("RETAIN_CANCELLED",), _retention),
-    ("idempotency_retention_seconds", ("IDEMPOTENCY_RETENTION",), _retention),
-    ("log_level", ("LOG_LEVEL",), _one_of("debug", "info", "warning", "error")),
-    ("log_jobs", ("LOG_JOBS",), _share),
-    ("log_format", ("LOG_FORMAT",), _one_of("json", "text")),
+    ("backoff_base_seconds", ("BACKOFF_BASE",), reading.duration(0)),
+    ("backoff_max_seconds", ("BACKOFF_MAX",), reading.duration(0)),
+    ("shutdown_timeout_seconds", ("SHUTDOWN_TIMEOUT",), reading.duration(0)),
+    ("drain_delay_seconds", ("DRAIN_DELAY",), reading.duration(0)),
+    ("priority_aging_seconds", ("PRIORITY_AGING",), reading.duration(0)),
+    ("webhook_allow_private", ("WEBHOOK_ALLOW_PRIVATE",), reading.yes_or_no),
+    ("max_payload_bytes", ("MAX_PAYLOAD",), reading.whole(2, 64 << 20)),
+    ("max_result_bytes", ("MAX_RESULT",), reading.whole(2, 64 << 20)),
+    ("partition_days", ("PARTITION_DAYS",), reading.whole(1, 3650)),
+    ("retain_completed_seconds", ("RETAIN_COMPLETED",), reading.retention),
+    ("retain_failed_seconds", ("RETAIN_FAILED",), reading.retention),
+    ("retain_dead_letter_seconds", ("RETAIN_DEAD_LETTER",), reading.retention),
+    ("retain_cancelled_seconds", ("RETAIN_CANCELLED",), reading.retention),
+    ("idempotency_retention_seconds", ("IDEMPOTENCY_RETENTION",), reading.retention),
+    ("log_level", ("LOG_LEVEL",), reading.one_of("debug", "info", "warning", "error")),
+    ("log_jobs", ("LOG_JOBS",), reading.share),
+    ("log_format", ("LOG_FORMAT",), reading.one_of("json", "text")),
 ]
 """Field, the variables that set it (the first that is there wins), and how its text is read."""
