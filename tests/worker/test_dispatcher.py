@@ -33,6 +33,7 @@ class Store:
         self.down = False
         self.fault: Exception | None = None
         self.gate: asyncio.Event | None = None
+        self.poll_gate: asyncio.Event | None = None
 
     async def claim(self, queue_id: int, *, slots: int, **_: Any) -> Claim:
         self.claims.append((queue_id, slots, time.monotonic()))
@@ -59,6 +60,8 @@ class Store:
 
     async def due_queues(self, cursors: Any) -> tuple[Snapshot, list[DueQueue]]:
         self.polls += 1
+        if self.poll_gate is not None:
+            await self.poll_gate.wait()
         if self.down:
             raise DatabaseUnavailable("down")
         now = datetime.now(UTC)
@@ -250,6 +253,19 @@ async def test_a_claim_under_way_is_handed_over_even_when_stopped() -> None:
     store.gate.set()
     await within(1, running)
     assert len(desk.taken) == 1
+
+
+async def test_what_a_poll_under_way_finds_is_not_claimed_when_stopped() -> None:
+    store = Store()
+    store.due = {1: 3}
+    store.poll_gate = asyncio.Event()
+    desk = Desk(store, 4, 30.0)
+    running = asyncio.create_task(desk.dispatcher.run())
+    await wait_until(lambda: store.polls, 1)
+    desk.dispatcher.stop()
+    store.poll_gate.set()
+    await within(1, running)
+    assert store.claims == []
 
 
 async def test_stopping_does_not_wait_for_a_free_slot() -> None:

@@ -143,6 +143,9 @@ class Dispatcher:
         now = time.monotonic()
         if now >= self._next_poll:
             await self._poll()
+            if self._stopping:
+                # Asked to stop meanwhile: what the poll has found is for others.
+                return
             # The poll tells which old transactions have ended; what they left must not wait for the next one.
             self._look_behind()
         for queue_id in [queue_id for queue_id, at in self._due_at.items() if at <= now]:
