@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from fencepost.errors import DatabaseUnavailable, SchemaMismatch
+from fencepost.errors import DatabaseUnavailable, InvalidJob, SchemaMismatch
 
 UNAVAILABLE = (
     OSError,
@@ -70,6 +70,14 @@ def translated() -> Iterator[None]:
         yield
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"the database is not available: {first_line(error)}") from error
+    except asyncpg.ProgramLimitExceededError as error:
+        # A jsonb array has a largest size, and numbers take more room in it than in the text that came.
+        if "jsonb" not in str(error):
+            raise
+        raise InvalidJob(
+            f"take more room together than PostgreSQL has ({first_line(error)}); store them in several calls",
+            field="jobs",
+        ) from error
     except asyncpg.CheckViolationError as error:
         if error.constraint_name:
             raise

@@ -67,7 +67,10 @@ class Listing:
 
         A page that isn't full may still have a next one: no more than `SCAN_ROWS` jobs are
         looked at for it. The jobs of a page are read in one snapshot.
+
+        Raises InvalidJob for a condition that no job could ever meet.
         """
+        check(which)
         try:
             queue_id = None if which.queue is None else await self._queues.id_of(which.queue)
         except QueueNotFound:
@@ -80,7 +83,8 @@ class Listing:
         return Page([job_of_row(row) for row in records], places.next_before)
 
     async def named(self, which: Filter, ids: Sequence[UUID]) -> list[Job]:
-        """Read those of these jobs that match, newest first."""
+        """Read those of these jobs that match, newest first. Raises InvalidJob as `page` does."""
+        check(which)
         found: list[Job] = []
         for start in range(0, len(ids), SCAN_ROWS):
             rows = await self._database.fetch("read_jobs", ids=list(ids[start : start + SCAN_ROWS]))
