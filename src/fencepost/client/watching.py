@@ -19,6 +19,7 @@ from uuid import UUID
 from fencepost.domain.job import Job
 from fencepost.errors import DatabaseUnavailable, JobNotFound, ResultTimeout
 from fencepost.store.database import Database
+from fencepost.store.failures import no_room_for_hints
 from fencepost.store.hints import done_ids, watch_hint
 from fencepost.store.jobs import job_of_row, not_found
 from fencepost.store.listener import Listener
@@ -105,7 +106,13 @@ class Watcher:
             rows = await self._database.fetch("job_queue", id=job_id)
             if rows:
                 hint = watch_hint(int(rows[0]["queue_id"]), job_id)
-                await self._database.fetch("notify", channel=self._database.channel, hint=hint)
+                try:
+                    await self._database.fetch("notify", channel=self._database.channel, hint=hint)
+                except DatabaseUnavailable as error:
+                    # Then it is only looked for.
+                    if not no_room_for_hints(error):
+                        raise
+                    return False
         return bool(rows)
 
     async def close(self) -> None:

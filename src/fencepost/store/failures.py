@@ -70,6 +70,13 @@ def translated() -> Iterator[None]:
         yield
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"the database is not available: {first_line(error)}") from error
+    except asyncpg.ProgramLimitExceededError as error:
+        if not _is_full(error):
+            raise
+        raise DatabaseUnavailable(
+            "the server's queue of notifications is full, because some session that listens has been in a transaction "
+            "for long (see pg_notification_queue_usage() and pg_stat_activity); nothing was done"
+        ) from error
     except asyncpg.CheckViolationError as error:
         if error.constraint_name:
             raise
@@ -93,6 +100,16 @@ def first_line(error: BaseException) -> str:
     """What an error says, without the details that follow."""
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def _is_full(error: BaseException) -> bool:
+    # The code is that of many limits; the word is in the message in every language.
+    return isinstance(error, asyncpg.ProgramLimitExceededError) and "NOTIFY" in str(error)
+
+
+def no_room_for_hints(error: BaseException) -> bool:
+    """Whether *error* stands for a commit that was refused only because it would have notified somebody."""
+    return error.__cause__ is not None and _is_full(error.__cause__)
 
 
 def deadlocked(error: BaseException) -> bool:
