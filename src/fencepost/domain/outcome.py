@@ -20,7 +20,7 @@ TRACEBACK_CHARACTERS = 16_000
 DELAY_CEILING_SECONDS = 24 * 3600.0
 """The longest a handler's own `Retry(after=…)` is believed."""
 LATER = 0.1
-"""How much later than that it may be, as a share, so that jobs which were sent away together don't come back together."""
+"""How much later than that it may be, as a share: jobs that were sent away together don't come back together."""
 
 
 class Ending(enum.StrEnum):

@@ -38,7 +38,7 @@ class Policy(msgspec.Struct, frozen=True):
         """
         try:
             return delay_after(self.backoff, attempt, ceiling_seconds=Limits.DELAY_SECONDS)
-        except BaseException:  # noqa: BLE001 - the attempt has failed already; what it failed of has to be kept
+        except BaseException:
             log.warning(
                 "a job type's own backoff failed; the default one is used", extra={"attempt": attempt}, exc_info=True
             )
