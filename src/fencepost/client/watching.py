@@ -94,7 +94,7 @@ class Watcher:
         wanted = list(dict.fromkeys(job_ids))
         found: dict[UUID, Job] = {}
         for start in range(0, len(wanted), JOBS_A_STATEMENT):
-            rows = await self._database.fetch("read_jobs", ids=wanted[start : start + JOBS_A_STATEMENT])
+            rows = await self._database.fetch("read_jobs", ids=wanted[start : start + JOBS_A_STATEMENT], payloads=True)
             found.update((job.id, job) for job in map(job_of_row, rows))
         return [found.get(job_id) for job_id in job_ids]
 

@@ -159,7 +159,7 @@ class Jobs:
 
     async def get(self, job_id: UUID) -> Job:
         """Read a job as it is now. Raises JobNotFound."""
-        rows = await self._database.fetch("read_jobs", ids=[job_id])
+        rows = await self._database.fetch("read_jobs", ids=[job_id], payloads=True)
         if not rows:
             raise not_found(job_id)
         return job_of_row(rows[0])
@@ -230,10 +230,10 @@ class Jobs:
 
 
 def job_of_row(row: Row) -> Job:
-    """Make a Job of a row of `read_jobs.sql`."""
+    """Make a Job of a row of `read_jobs.sql`; its payload is `null` where it wasn't read."""
     fields: dict[str, Any] = dict(row)
     fields["status"] = Status(fields["status"])
-    fields["payload"] = msgspec.Raw(fields["payload"])
+    fields["payload"] = msgspec.Raw(fields["payload"] or b"null")
     for name in ("result", "metadata", "progress"):
         if fields.get(name) is not None:
             fields[name] = msgspec.Raw(fields[name])
