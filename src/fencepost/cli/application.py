@@ -67,6 +67,9 @@ def _import_app(name: str) -> Fencepost:
         found = getattr(importlib.import_module(module_name), attribute or "app")
     except (ImportError, AttributeError) as error:
         raise InvalidSettings(f"{name} can't be imported ({error}); name it as module:attribute") from error
+    except SystemExit as error:
+        # With its 0 this would end as if all had gone well, and whoever restarts what fails would not.
+        raise InvalidSettings(f"{name} can't be imported: the module ends the program (exit {error})") from error
     if not isinstance(found, Fencepost):
         raise InvalidSettings(f"{name} is a {type(found).__name__}, not a Fencepost")
     return found

@@ -15,12 +15,15 @@ from uuid import UUID
 import msgspec
 
 from fencepost.domain.job import NewJob, Unique
-from fencepost.errors import KeyConflict
+from fencepost.errors import InvalidJob, KeyConflict
 from fencepost.store import statements
 
 SOON = timedelta(minutes=1)
 """What is due later needs no wake-up: workers look at the schedule more often than that."""
 _SOON_MICROSECONDS = 60_000_000
+
+CALL_BYTES = (1 << 28) - 1
+"""As many as a jsonb array may have. Beyond four times as many the server hangs up rather than say so."""
 
 CREATED, REPLAYED, SKIPPED, REPLACED, RESCHEDULED = "created", "replayed", "skipped", "replaced", "rescheduled"
 
@@ -155,7 +158,7 @@ def enqueue_sql(schema: str) -> str:
 
 
 def encode_jobs(jobs: Sequence[NewJob]) -> str:
-    """Write *jobs* as the statement takes them."""
+    """Write *jobs* as the statement takes them. Raises InvalidJob when that is more than PostgreSQL takes."""
     return encode_records([record_of(job) for job in jobs]).decode()
 
 
@@ -170,8 +173,13 @@ def read_answer(text: str | bytes, jobs: Sequence[NewJob]) -> list[Enqueued]:
 
 
 def encode_records(records: Sequence[Record]) -> bytes:
-    """Write *records* as the statements take them."""
-    return _encoder.encode(records)
+    """Write *records* as the statements take them. Raises InvalidJob when that is more than PostgreSQL takes."""
+    raw = _encoder.encode(records)
+    if len(raw) > CALL_BYTES:
+        raise InvalidJob(
+            f"take {len(raw):,} bytes together, and one call takes {CALL_BYTES:,}; store them in several", field="jobs"
+        )
+    return raw
 
 
 def decode_answer(text: str | bytes) -> Answer:

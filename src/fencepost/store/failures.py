@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from fencepost.errors import DatabaseUnavailable, SchemaMismatch
+from fencepost.errors import DatabaseUnavailable, InvalidJob, SchemaMismatch
 
 UNAVAILABLE = (
     OSError,
@@ -71,11 +71,17 @@ def translated() -> Iterator[None]:
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"the database is not available: {first_line(error)}") from error
     except asyncpg.ProgramLimitExceededError as error:
-        if not _is_full(error):
+        if _is_full(error):
+            raise DatabaseUnavailable(
+                "the server's queue of notifications is full, because some session that listens has been in a "
+                "transaction for long (see pg_notification_queue_usage() and pg_stat_activity); nothing was done"
+            ) from error
+        # A jsonb array has a largest size, and numbers take more room in it than in the text that came.
+        if "jsonb" not in str(error):
             raise
-        raise DatabaseUnavailable(
-            "the server's queue of notifications is full, because some session that listens has been in a transaction "
-            "for long (see pg_notification_queue_usage() and pg_stat_activity); nothing was done"
+        raise InvalidJob(
+            f"take more room together than PostgreSQL has ({first_line(error)}); store them in several calls",
+            field="jobs",
         ) from error
     except asyncpg.CheckViolationError as error:
         if error.constraint_name:

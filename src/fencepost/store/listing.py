@@ -71,7 +71,10 @@ class Listing:
         A page that isn't full may still have a next one: no more than `SCAN_ROWS` jobs are
         looked at for it, and with *payloads* it ends where these add up to `PAGE_BYTES` or a little
         more. The jobs of a page are read in one snapshot.
+
+        Raises InvalidJob for a condition that no job could ever meet.
         """
+        check(which)
         try:
             queue_id = None if which.queue is None else await self._queues.id_of(which.queue)
         except QueueNotFound:
@@ -80,7 +83,7 @@ class Listing:
         async with self._database.transaction(snapshot=True) as session:
             places = await find(session, name, which, queue_id=queue_id, limit=limit, before=before)
             ids = [job_id for job_id, _ in places.found]
-            if payloads:
+            if payloads or not ids:
                 rows, ids_read = await _read_some(session, ids)
             else:
                 rows, ids_read = await session.fetch("read_jobs", ids=ids, payloads=False), len(ids)
@@ -89,7 +92,12 @@ class Listing:
         )
 
     async def named(self, which: Filter, ids: Sequence[UUID], *, payloads: bool = True) -> list[Job]:
-        """Read those of these jobs that match, newest first, with what may be large of them or not."""
+        """
+        Read those of these jobs that match, newest first, with what may be large of them or not.
+
+        Raises InvalidJob as `page` does.
+        """
+        check(which)
         found: list[Job] = []
         for start in range(0, len(ids), SCAN_ROWS):
             rows = await self._database.fetch("read_jobs", ids=list(ids[start : start + SCAN_ROWS]), payloads=payloads)

@@ -9,6 +9,7 @@ bytes, NamedTuples and TypedDicts. Added here are pydantic's models, paths, and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
@@ -20,6 +21,9 @@ from fencepost.domain.text import check_json
 _SIMPLE_ARRAYS = 60
 """With fewer opening brackets than this, and one object, text can't be nested too deep."""
 _NOT_A_NUMBER = b"null"
+_LONG_NUMBER_DIGITS = 300
+_LONG_NUMBER = re.compile(rb"[0-9]{%d}" % _LONG_NUMBER_DIGITS)
+"""What may be beyond the range of a double."""
 
 
 class NotEncodable(ValueError):
@@ -38,8 +42,7 @@ def encode(value: Any, *, are_members: bool = False) -> bytes:
         raw = _encoder.encode(value)
         if _NOT_A_NUMBER in raw:
             _refuse_non_numbers(value)
-        # The look at every part is for what only text with nested objects or escapes can hold.
-        if not are_members or raw.count(b"{") > 1 or b"\\u" in raw or raw.count(b"[") > _SIMPLE_ARRAYS:
+        if not are_members or _needs_a_look(raw):
             check_json(raw)
     except NotEncodable:
         raise
@@ -52,6 +55,13 @@ def encode(value: Any, *, are_members: bool = False) -> bytes:
     except ValueError as error:
         raise NotEncodable(str(error)) from None
     return raw
+
+
+def _needs_a_look(raw: bytes) -> bool:
+    """Whether *raw* has nested objects, many arrays, escapes or a long number: only those can hold what must not be."""
+    if raw.count(b"{") > 1 or b"\\u" in raw or raw.count(b"[") > _SIMPLE_ARRAYS:
+        return True
+    return len(raw) > _LONG_NUMBER_DIGITS and _LONG_NUMBER.search(raw) is not None
 
 
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:

@@ -41,7 +41,8 @@ class UniqueBy:
         UniqueBy()                                     the same arguments, all of them
         UniqueBy(lambda arguments: arguments["to"][0]) whatever a function makes of them
 
-    The function gets the arguments as JSON has them, by name, and may return any value that JSON can hold.
+    Values are compared as JSON writes them: 1, 1.0, "1" and true are four. The function gets the arguments as JSON
+    has them, by name, and may return any value that JSON can hold; a text is the key as it stands.
     *until*, *period* (seconds or a timedelta, with `until="period"`) and *mode* are those of `Unique`.
     """
 
