@@ -18,7 +18,7 @@ import pytest
 from fencepost.api.app import Services
 from fencepost.cli import many_jobs
 from fencepost.domain.ids import new_id
-from fencepost.domain.job import Status
+from fencepost.domain.job import Job, Status
 from fencepost.domain.outcome import Ending
 from fencepost.store.jobs import Jobs
 from fencepost.store.listing import PAGE_BYTES, READ_JOBS, Filter, Listing
@@ -106,16 +106,16 @@ async def test_what_anybody_wrote_is_only_ever_data(
 def test_nothing_moves_the_operators_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error's words come from a handler, or from whoever answered it; on a terminal they are only words."""
     shown: list[str] = []
-    monkeypatch.setattr(many_jobs.click, "echo", shown.append)
+    monkeypatch.setattr("fencepost.cli.many_jobs.click.echo", shown.append)
     base: dict[str, Any] = {
         "id": new_id(), "queue": "q", "priority": 0, "payload": msgspec.Raw(b"1"), "max_attempts": 3,
         "created_at": time.time(), "attempts": 3, "lease_token": 3, "status": Status.DEAD_LETTER,
     }  # fmt: skip
     for words in (SCRIPTS[3], "\x9b2J", "a\rb", "\u202egnp.exe", "line\nline", "\x7f\x08"):
         row: dict[str, Any] = (
-            dict.fromkeys(many_jobs.Job.__struct_fields__) | base | {"type": "t", "tags": [], "last_error": words}
+            dict.fromkeys(Job.__struct_fields__) | base | {"type": "t", "tags": [], "last_error": words}
         )
-        many_jobs._write(many_jobs.Job(**row), as_json=False)
+        many_jobs._write(Job(**row), as_json=False)
     assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 or letter == "\u202e" for letter in "".join(shown))
 
 
