@@ -43,7 +43,8 @@ class Fencepost(Access):
 
     *dsn* is a PostgreSQL address, or a function that tells it when connections are opened. Without one it is
     DATABASE_URL, and without that the embedded PostgreSQL, which is started if nobody runs it. *schema* is
-    SCHEMA, *pooler* DATABASE_POOLER, *listen_url* DATABASE_LISTEN_URL, *settings* are those of the environment. *lifespan* opens what handlers share; see `resource`.
+    SCHEMA, *pooler* is DATABASE_POOLER and *listen_url* DATABASE_LISTEN_URL; *settings* are those of the
+    environment. *lifespan* opens what handlers share; see `resource`.
 
     Nothing is connected, imported or read before it is needed.
     """

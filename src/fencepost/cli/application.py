@@ -53,7 +53,7 @@ def application(name: str | None, settings: Settings) -> Fencepost:
 
 
 def settings_with(app: Fencepost, settings: Settings) -> Settings:
-    """The command's settings, with the database, the schema and so on that the caller's app was made with, if it was."""
+    """The command's settings, with the database, the schema and so on that the caller's app was made with."""
     return msgspec.structs.replace(settings, **app.own_address())
 
 
