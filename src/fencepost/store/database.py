@@ -257,6 +257,7 @@ class Database:
         if self.pooler is Pooler.SESSION:
             await connection.execute(pooling.session_settings(settings))
             await _refuse_read_only(connection)
+        await connection.execute(pooling.corrections())
         await _pass_json_through(connection)
 
     async def connect(

@@ -29,6 +29,7 @@ __all__ = [
     "check_direct",
     "check_listening",
     "check_session",
+    "corrections",
     "detect",
     "explained",
     "opening",
@@ -66,6 +67,23 @@ def _literal(value: str) -> str:
     return "E'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
+def corrections(*, is_local: bool = False) -> str:
+    """
+    SQL that undoes what a role, a database or a server may have set against us, for the session or the transaction.
+
+    `transaction_timeout`, which older servers don't know and would refuse at the start, would cut off what is meant to
+    take longer. With `synchronous_commit = off` a crash loses what was acknowledged: jobs, and claims, whose lease
+    tokens would be given out again. What else it may be says how many servers are waited for, and is left as it is.
+    """
+    local = str(is_local).lower()
+    return (
+        f"select pg_catalog.set_config('transaction_timeout', '0', {local}) "
+        "where pg_catalog.current_setting('transaction_timeout', true) <> '0'; "
+        f"select pg_catalog.set_config('synchronous_commit', 'local', {local}) "
+        "where pg_catalog.current_setting('synchronous_commit') = 'off'"
+    )
+
+
 def opening(settings: Mapping[str, str], *, snapshot: bool = False) -> str:
     """
     SQL that begins a transaction with these settings, in one message, so on one connection.
@@ -73,7 +91,7 @@ def opening(settings: Mapping[str, str], *, snapshot: bool = False) -> str:
     With *snapshot* all its statements read the same state, and none writes.
     """
     how = "repeatable read, read only" if snapshot else "read committed"
-    return f"begin isolation level {how}; {_setting(settings, is_local=True)}"
+    return f"begin isolation level {how}; {_setting(settings, is_local=True)}; {corrections(is_local=True)}"
 
 
 async def detect(dsn: str) -> Pooler:
