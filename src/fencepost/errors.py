@@ -198,7 +198,8 @@ class Retry(FencepostError):
     Raised by a handler: this attempt failed and another should come later.
 
     Any other exception says the same; this one may also say when: not before *after*, seconds
-    or a timedelta, has passed. It counts as an attempt.
+    or a timedelta, has passed, and up to a tenth later, so that many jobs that were sent away
+    together don't come back together. It counts as an attempt.
     """
 
     code = "retry"

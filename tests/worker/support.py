@@ -201,7 +201,8 @@ class Bench:
     async def finished_quickly(self, ids: Sequence[UUID], seconds: float = 15.0) -> list[Job]:
         """As `finished`, for many: read in one statement."""
         await wait_until(lambda: self._count_finished(ids, len(ids)), seconds, f"{len(ids)} jobs to end")
-        return [job_of_row(row) for row in await self.database.fetch("read_jobs", ids=list(ids))]
+        rows = await self.database.fetch("read_jobs", ids=list(ids), payloads=True)
+        return [job_of_row(row) for row in rows]
 
     async def ended(self, job_id: UUID, seconds: float = 8.0) -> Job:
         return (await self.finished(job_id, seconds=seconds))[0]

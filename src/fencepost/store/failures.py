@@ -49,6 +49,9 @@ UNPREPARED = (
 )
 """What a statement of ours asks for isn't there: the schema was never made, or is an older one."""
 
+LEFT_BEHIND = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+"""A prepared statement isn't on the connection that it was made on: somebody between us and the server swaps them."""
+
 DataError = asyncpg.DataError
 """A value that PostgreSQL can't hold."""
 
@@ -70,7 +73,16 @@ def translated() -> Iterator[None]:
         yield
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"the database is not available: {first_line(error)}") from error
+    except LEFT_BEHIND as error:
+        raise DatabaseUnavailable(
+            f"a pooler gave this statement to another connection ({first_line(error)}); set DATABASE_POOLER=transaction"
+        ) from error
     except asyncpg.ProgramLimitExceededError as error:
+        if _is_full(error):
+            raise DatabaseUnavailable(
+                "the server's queue of notifications is full, because some session that listens has been in a "
+                "transaction for long (see pg_notification_queue_usage() and pg_stat_activity); nothing was done"
+            ) from error
         # A jsonb array has a largest size, and numbers take more room in it than in the text that came.
         if "jsonb" not in str(error):
             raise
@@ -101,6 +113,16 @@ def first_line(error: BaseException) -> str:
     """What an error says, without the details that follow."""
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def _is_full(error: BaseException) -> bool:
+    # The code is that of many limits; the word is in the message in every language.
+    return isinstance(error, asyncpg.ProgramLimitExceededError) and "NOTIFY" in str(error)
+
+
+def no_room_for_hints(error: BaseException) -> bool:
+    """Whether *error* stands for a commit that was refused only because it would have notified somebody."""
+    return error.__cause__ is not None and _is_full(error.__cause__)
 
 
 def deadlocked(error: BaseException) -> bool:

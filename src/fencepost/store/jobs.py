@@ -119,9 +119,7 @@ class Jobs:
         jobs, hint = encode_records(records), self._hints.offer(due_soon(records, datetime.now(UTC)))
         for tries_left in reversed(range(RACE_ROUNDS)):
             try:
-                rows = await self._database.fetch(
-                    "enqueue", jobs=jobs, whole=whole, channel=self._database.channel, hint=hint
-                )
+                rows = await self._hints.fetch("enqueue", jobs=jobs, whole=whole, hint=hint)
                 break
             except DatabaseUnavailable as error:
                 # With somebody's transaction that took keys in another order. Nothing of this is stored.
@@ -132,14 +130,12 @@ class Jobs:
         return answer
 
     async def _send_plain(self, records: Sequence[Record], hint: Hint) -> datetime:
-        rows = await self._database.fetch(
-            "enqueue_plain", jobs=encode_records(records), channel=self._database.channel, hint=hint
-        )
+        rows = await self._hints.fetch("enqueue_plain", jobs=encode_records(records), hint=hint)
         created_at: datetime = rows[0]["created_at"]
         return created_at
 
     async def _send_one(self, record: Record, hint: Hint) -> datetime:
-        rows = await self._database.fetch(
+        rows = await self._hints.fetch(
             "enqueue_one",
             id=record.id,
             queue_id=record.queue_id,
@@ -156,7 +152,6 @@ class Jobs:
             trace_context=record.trace_context,
             expires_at=record.expires_at,
             expires_microseconds=record.expires_microseconds,
-            channel=self._database.channel,
             hint=hint,
         )
         created_at: datetime = rows[0]["created_at"]
@@ -164,7 +159,7 @@ class Jobs:
 
     async def get(self, job_id: UUID) -> Job:
         """Read a job as it is now. Raises JobNotFound."""
-        rows = await self._database.fetch("read_jobs", ids=[job_id])
+        rows = await self._database.fetch("read_jobs", ids=[job_id], payloads=True)
         if not rows:
             raise not_found(job_id)
         return job_of_row(rows[0])
@@ -186,12 +181,8 @@ class Jobs:
         """
         queue_id = await self._queue_of(job_id)
         for _ in range(RACE_ROUNDS):
-            rows = await self._database.fetch(
-                "cancel",
-                id=job_id,
-                queue_id=queue_id,
-                channel=self._database.channel,
-                hint=self._hints.cancellation(queue_id, job_id),
+            rows = await self._hints.fetch(
+                "cancel", id=job_id, queue_id=queue_id, hint=self._hints.cancellation(queue_id, job_id)
             )
             if rows:
                 return Status.CANCELLED if rows[0]["effect"] == "cancelled" else Status.PROCESSING
@@ -211,12 +202,8 @@ class Jobs:
         """
         queue_id = await self._queue_of(job_id)
         for _ in range(RACE_ROUNDS):
-            rows = await self._database.fetch(
-                "retry",
-                id=job_id,
-                queue_id=queue_id,
-                channel=self._database.channel,
-                hint=self._hints.immediate({queue_id}),
+            rows = await self._hints.fetch(
+                "retry", id=job_id, queue_id=queue_id, hint=self._hints.immediate({queue_id})
             )
             if not rows:
                 job = await self.get(job_id)
@@ -243,10 +230,10 @@ class Jobs:
 
 
 def job_of_row(row: Row) -> Job:
-    """Make a Job of a row of `read_jobs.sql`."""
+    """Make a Job of a row of `read_jobs.sql`; its payload is `null` where it wasn't read."""
     fields: dict[str, Any] = dict(row)
     fields["status"] = Status(fields["status"])
-    fields["payload"] = msgspec.Raw(fields["payload"])
+    fields["payload"] = msgspec.Raw(fields["payload"] or b"null")
     for name in ("result", "metadata", "progress"):
         if fields.get(name) is not None:
             fields[name] = msgspec.Raw(fields[name])
