@@ -55,6 +55,7 @@ def main() -> None:
       DATABASE_URL=postgresql://… fencepost serve --workers 16
       fencepost worker myapp.jobs:app --processes 4
       fencepost migrate --status           what the database's schema has and lacks
+      fencepost grant app --to worker      what a role needs that owns nothing
       fencepost prune --dry-run            which old jobs would be removed
       fencepost jobs retry --type send_email --spread 10m
       fencepost load-test --jobs 5000 --fail-rate 0.2
@@ -165,6 +166,42 @@ def prune(dry_run: bool, schema: str | None) -> None:
     from fencepost.cli.prune import prune as run
 
     sys.exit(run(dry_run=dry_run, schema=schema))
+
+
+@main.command()
+@click.argument("role")
+@click.option(
+    "--to",
+    "purposes",
+    multiple=True,
+    type=click.Choice(["producer", "worker", "reader"]),
+    help="What the role is for; may be given more than once.",
+)
+@click.option("--revoke", is_flag=True, help="Take everything away from the role, in this schema.")
+@click.option("--sql", "print_only", is_flag=True, help="Write the SQL to stdout instead; needs no connection.")
+@click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
+def grant(role: str, purposes: tuple[str, ...], revoke: bool, print_only: bool, schema: str | None) -> None:
+    """Let the role ROLE do what it is for, and nothing else, in the schema of DATABASE_URL.
+
+    Run it as the role that runs `fencepost migrate`, which owns the schema. ROLE must exist. It is set to exactly
+    what is asked for: what else it had in this schema is taken away, in the same transaction. Repeat it after an
+    upgrade that says so.
+
+    \b
+      producer   may enqueue: the library, and the SQL function enqueue. Reads and changes no job.
+      worker     may run jobs: `fencepost worker`, and `fencepost serve` with its HTTP API.
+      reader     may look: jobs and queues, `fencepost doctor`. Writes nothing.
+
+    \b
+    Examples:
+      DATABASE_URL=postgresql://owner@… fencepost grant app_worker --to worker
+      DATABASE_URL=postgresql://owner@… fencepost grant shop --to producer --to reader
+      fencepost grant app_worker --to worker --sql | psql …
+      DATABASE_URL=postgresql://owner@… fencepost grant old_app --revoke
+    """
+    from fencepost.cli.grants import grant as run
+
+    sys.exit(run(role, purposes=purposes, revoke=revoke, print_only=print_only, schema=schema))
 
 
 @main.command("load-test")
