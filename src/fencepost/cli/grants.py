@@ -28,7 +28,7 @@ def grant(role: str, *, purposes: Collection[str], revoke: bool, print_only: boo
         return 0
     if settings.database_url is None:
         raise InvalidSettings("DATABASE_URL isn't set; set it to the database, as the owner of the schema")
-    database = Database(settings.database_url.reveal(), schema=settings.schema, connections=2)
+    database = Database.of(settings, settings.database_url.reveal(), connections=2)
     asyncio.run(_apply(database, role, wanted))
     what = "nothing" if revoke else " and ".join(sorted(wanted))
     click.echo(f"{role} is set to: {what}, in the schema {settings.schema}", err=True)

@@ -22,6 +22,7 @@ import asyncpg
 import msgspec
 
 from fencepost.errors import DatabaseUnavailable, FencepostError, PrivilegeMissing, SchemaMismatch
+from fencepost.store import pooling
 from fencepost.store.database import Database
 from fencepost.store.failures import first_line, translated
 from fencepost.store.statements import qualify, quote_schema
@@ -34,7 +35,9 @@ How many time partitions are kept ready ahead of need.
 Every claim opens each of them, and one gives maintenance its whole width in days to make the next.
 """
 _ROUNDS = 20
-_LOWEST_SERVER = 140000
+LOWEST_SERVER = 140000
+"""The oldest server that will do, as PostgreSQL counts versions."""
+_SESSION = {"statement_timeout": "0", "lock_timeout": "3s", "client_min_messages": "warning"}
 
 _VERSION_TABLE = """
 create table if not exists fencepost.schema_version (
@@ -123,10 +126,11 @@ def statements(step: Step, schema: str) -> list[str]:
 
 async def applied(database: Database) -> list[Applied]:
     """The steps the database has; empty when it has no schema of ours. Changes nothing."""
-    with translated():
+    with pooling.explained(), translated():
         connection = await _connect(database)
         try:
-            return await _applied(connection, database.schema)
+            async with database.begun(connection, session=_SESSION):
+                return await _applied(connection, database.schema)
         finally:
             await connection.close()
 
@@ -143,12 +147,12 @@ async def migrate(database: Database) -> list[Step]:
     DatabaseUnavailable when a lock it needs isn't to be had.
     """
     for attempt in range(_ROUNDS):
-        with translated():
+        with pooling.explained(), translated():
             connection = await _connect(database)
             try:
-                return await _migrate(connection, database.schema)
+                return await _migrate(database, connection)
             except asyncpg.InsufficientPrivilegeError as error:
-                raise await _refused(connection, database.schema, error) from error
+                raise await _refused(database, connection, error) from error
             except asyncpg.LockNotAvailableError:
                 # Somebody's transaction holds a table; step aside rather than queue every claim behind us.
                 await asyncio.sleep(0.1 * (attempt + 1))
@@ -198,29 +202,21 @@ def check(known: list[Step], found: list[Applied]) -> None:
 
 
 async def _connect(database: Database) -> Any:
-    options = database.connect_options()
-    options["command_timeout"] = None
-    options["server_settings"] = {
-        **options["server_settings"],
-        "statement_timeout": "0",
-        "lock_timeout": "3s",
-        "client_min_messages": "warning",
-    }
-    return await asyncpg.connect(database.dsn, **options)
+    return await database.connect(_SESSION, command_timeout=None)
 
 
-async def _migrate(connection: Any, schema: str) -> list[Step]:
-    server = await connection.fetchval("select current_setting('server_version_num')::int")
-    if server < _LOWEST_SERVER:
-        raise SchemaMismatch(f"this PostgreSQL is version {server // 10000}; fencepost needs 14 or newer")
+async def _migrate(database: Database, connection: Any) -> list[Step]:
+    schema = database.schema
     done: list[Step] = []
     known = steps()
-    if not _missing(known, await _applied(connection, schema)):
-        # Without so much as asking for the lock, or for the right to make anything.
-        return []
+    async with database.begun(connection, session=_SESSION):
+        await _check_server(connection)
+        if not _missing(known, await _applied(connection, schema)):
+            # Without so much as asking for the lock, or for the right to make anything.
+            return []
     while True:
         # The lock belongs to the transaction, so a pooler can't strand it on another session.
-        async with connection.transaction():
+        async with database.begun(connection, session=_SESSION):
             await connection.execute("set local lock_timeout = 0")
             await connection.execute(locking(schema))
             await connection.execute("set local lock_timeout = '3s'")
@@ -235,6 +231,12 @@ async def _migrate(connection: Any, schema: str) -> list[Step]:
             done.append(missing[0])
 
 
+async def _check_server(connection: Any) -> None:
+    server = await connection.fetchval("select current_setting('server_version_num')::int")
+    if server < LOWEST_SERVER:
+        raise SchemaMismatch(f"this PostgreSQL is version {server // 10000}; fencepost needs 14 or newer")
+
+
 def _missing(known: list[Step], found: list[Applied]) -> list[Step]:
     """What is to be applied. Raises SchemaMismatch."""
     check(known, found)
@@ -242,22 +244,25 @@ def _missing(known: list[Step], found: list[Applied]) -> list[Step]:
     return [step for step in known if step.number not in present]
 
 
-async def _refused(connection: Any, schema: str, error: BaseException) -> FencepostError:
+async def _refused(database: Database, connection: Any, error: BaseException) -> FencepostError:
     """What it means that this role may not read the steps, or not apply one."""
-    role, owner = await connection.fetchrow(
-        "select current_user, (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = $1)", schema
-    )
-    if owner is None:
-        return SchemaMismatch(
-            f"there is no schema {schema!r} in this database, and the role {role!r} may not make one "
-            f"({first_line(error)}); run `fencepost migrate` as a role that may"
-        )
+    schema, said = database.schema, first_line(error)
     try:
-        missing = _missing(steps(), await _applied(connection, schema))
+        async with database.begun(connection, session=_SESSION):
+            role, owner = await connection.fetchrow(
+                "select current_user, (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = $1)",
+                schema,
+            )
+            if owner is None:
+                return SchemaMismatch(
+                    f"there is no schema {schema!r} in this database, and the role {role!r} may not make one ({said}); "
+                    "run `fencepost migrate` as a role that may"
+                )
+            missing = _missing(steps(), await _applied(connection, schema))
     except asyncpg.InsufficientPrivilegeError:
         return PrivilegeMissing(
-            f"the role {role!r} may not use the schema {schema!r} ({first_line(error)}); run `fencepost grant {role} "
-            f"--to worker` as its owner, {owner!r} (or --to reader, or producer: docs/how-to/roles.md)"
+            f"the role {role!r} may not use the schema {schema!r} ({said}); run `fencepost grant {role} --to worker` "
+            f"as its owner, {owner!r} (or --to reader, or producer: docs/how-to/roles.md)"
         )
     names = ", ".join(f"{step.number} ({step.name})" for step in missing)
     return SchemaMismatch(
