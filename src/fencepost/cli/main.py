@@ -55,6 +55,7 @@ def main() -> None:
       DATABASE_URL=postgresql://… fencepost serve --workers 16
       fencepost worker myapp.jobs:app --processes 4
       fencepost migrate --status           what the database's schema has and lacks
+      fencepost doctor                     what is wrong here, and what to do about it
       fencepost grant app --to worker      what a role needs that owns nothing
       fencepost prune --dry-run            which old jobs would be removed
       fencepost jobs retry --type send_email --spread 10m
@@ -166,6 +167,33 @@ def prune(dry_run: bool, schema: str | None) -> None:
     from fencepost.cli.prune import prune as run
 
     sys.exit(run(dry_run=dry_run, schema=schema))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON on stdout.")
+@click.option("--quick", is_flag=True, help="Leave out the audit, which reads every job's keys.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
+@click.option("--patience", default="5m", show_default=True, metavar="5m", help="What the audit may take.")
+@click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
+def doctor(as_json: bool, quick: bool, strict: bool, patience: str, schema: str | None) -> None:
+    """Say what is wrong with DATABASE_URL, and what to do about it.
+
+    Looks at the server, the schema, this role's privileges, open transactions, queues that nobody serves, and
+    whether every job is in exactly one place. Changes nothing, waits for nobody, and works for a role that may only
+    read. Without DATABASE_URL it looks at the embedded PostgreSQL of a `fencepost serve` on this machine.
+
+    Exit code 0 when there are no errors, 1 when there are, 6 when the database can't be reached.
+    docs/how-to/doctor.md has every code.
+
+    \b
+    Examples:
+      DATABASE_URL=postgresql://… fencepost doctor
+      fencepost doctor --quick
+      fencepost doctor --json | jq -r '.findings[] | select(.severity != "ok") | .code'
+    """
+    from fencepost.cli.doctor import doctor as run
+
+    sys.exit(run(as_json=as_json, quick=quick, strict=strict, patience=patience, schema=schema))
 
 
 @main.command()
