@@ -94,10 +94,15 @@ async def _look(patient: Patient, tally: Tally, low: UUID, high: UUID, *, deadli
 
 def _findings(tally: Tally) -> list[Finding]:
     return [
-        make(f"audit.{problem}", f"{tally.rows[problem]:,} {what}: {named(tally.ids[problem])}", remedy)
+        make(f"audit.{problem}", f"{tally.rows[problem]:,} {what}: {_some(tally, problem)}", remedy)
         for problem, make, what, remedy in _PROBLEMS
         if tally.rows[problem]
     ]
+
+
+def _some(tally: Tally, problem: str) -> str:
+    known = tally.ids[problem]
+    return named(known) + (", …" if tally.rows[problem] > len(known) else "")
 
 
 def _unfinished(patient: Patient, done: int, of: int) -> Finding:

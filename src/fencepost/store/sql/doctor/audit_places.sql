@@ -1,7 +1,7 @@
 -- Jobs of a range of ids that are nowhere, or in several places; and places whose job isn't there.
 --
--- Parameters: low and high, the first id and the first beyond; most, how many of each to name. Reads the primary keys of
--- one range. Locks: none.
+-- Parameters: low and high, the first id and the first beyond; most, how many of each to name.
+-- Index: the primary keys. Locks: none.
 with places as (
     select p.id, p.queue_id, 'pending' as place
       from fencepost.pending p
