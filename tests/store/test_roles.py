@@ -11,11 +11,17 @@ import pytest
 
 from fencepost.domain.ids import new_id
 from fencepost.errors import InvalidSettings, PrivilegeMissing, SchemaMismatch
+from fencepost.settings import Settings
 from fencepost.store import grants, migrate, statements
 from fencepost.store.database import _SESSION as SESSION
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.grants import GRANTS, Grant, Purpose, grants_of
+from fencepost.store.retention import Keep, Retention
+from fencepost.store.workers import WorkerStore
+from fencepost.telemetry.events import Events
+from fencepost.worker.pruner import Pruner
 
+from .history import History
 from .support import Connection, connect
 
 pytestmark = pytest.mark.anyio
@@ -320,6 +326,33 @@ async def test_new_partitions_need_no_grant(sql: Connection, roles: dict[Purpose
     await sql.execute("reset role")
     owners = await sql.fetch("select distinct relowner from pg_class where relnamespace = 'fencepost'::regnamespace")
     assert len(owners) == 1
+
+
+async def test_a_worker_prunes_without_owning_anything(
+    sql: Connection, roles: dict[Purpose, str], database_url: str
+) -> None:
+    """A range is surveyed and dropped with its partitions, what must stay moved out, and another walked through."""
+    history = History(sql)
+    await history.begin()
+    start = await history.range(days=20)
+    gone = await history.ended(days=19, count=50, attempts=2, key="k")
+    kept = await history.ended("dead_letter", days=19, ended=1, attempts=1)
+    outside = await history.ended(days=40, count=3)
+    database = Database(database_url, session={"role": roles[WORKER]}, connections=5)
+    await database.open()
+    try:
+        store = WorkerStore(database, new_id())
+        keep = Keep.of(Settings())
+        report = await Pruner(Retention(database, keep), events=Events(), rest=0).run()
+        await store.ensure_partitions(partition_days=3)
+        await store.heartbeat(host="here", pid=1, version="0", slots=1)
+        await store.forget(silence_seconds=60)
+    finally:
+        await database.close()
+    assert (report.jobs, report.ranges, report.moved, report.left) == (53, 1, 1, 0)
+    assert await history.left([*gone, *outside, *kept]) == set(kept)
+    assert start not in await history.ranges()
+    await history.whole()
 
 
 async def test_who_can_not_be_granted_anything(sql: Connection, database: Database, empty_url: str) -> None:
