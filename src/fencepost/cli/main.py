@@ -55,6 +55,8 @@ def main() -> None:
       DATABASE_URL=postgresql://… fencepost serve --workers 16
       fencepost worker myapp.jobs:app --processes 4
       fencepost migrate --status           what the database's schema has and lacks
+      fencepost doctor                     what is wrong here, and what to do about it
+      fencepost grant app --to worker      what a role needs that owns nothing
       fencepost prune --dry-run            which old jobs would be removed
       fencepost jobs retry --type send_email --spread 10m
       fencepost load-test --jobs 5000 --fail-rate 0.2
@@ -165,6 +167,69 @@ def prune(dry_run: bool, schema: str | None) -> None:
     from fencepost.cli.prune import prune as run
 
     sys.exit(run(dry_run=dry_run, schema=schema))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON on stdout.")
+@click.option("--quick", is_flag=True, help="Leave out the audit, which reads every job's keys.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
+@click.option("--patience", default="5m", show_default=True, metavar="5m", help="What the audit may take.")
+@click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
+def doctor(as_json: bool, quick: bool, strict: bool, patience: str, schema: str | None) -> None:
+    """Say what is wrong with DATABASE_URL, and what to do about it.
+
+    Looks at the server, the schema, this role's privileges, open transactions, queues that nobody serves, and
+    whether every job is in exactly one place. Changes nothing, waits for nobody, and works for a role that may only
+    read. Without DATABASE_URL it looks at the embedded PostgreSQL of a `fencepost serve` on this machine.
+
+    Exit code 0 when there are no errors, 1 when there are, 6 when the database can't be reached.
+    docs/how-to/doctor.md has every code.
+
+    \b
+    Examples:
+      DATABASE_URL=postgresql://… fencepost doctor
+      fencepost doctor --quick
+      fencepost doctor --json | jq -r '.findings[] | select(.severity != "ok") | .code'
+    """
+    from fencepost.cli.doctor import doctor as run
+
+    sys.exit(run(as_json=as_json, quick=quick, strict=strict, patience=patience, schema=schema))
+
+
+@main.command()
+@click.argument("role")
+@click.option(
+    "--to",
+    "purposes",
+    multiple=True,
+    type=click.Choice(["producer", "worker", "reader"]),
+    help="What the role is for; may be given more than once.",
+)
+@click.option("--revoke", is_flag=True, help="Take everything away from the role, in this schema.")
+@click.option("--sql", "print_only", is_flag=True, help="Write the SQL to stdout instead; needs no connection.")
+@click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
+def grant(role: str, purposes: tuple[str, ...], revoke: bool, print_only: bool, schema: str | None) -> None:
+    """Let the role ROLE do what it is for, and nothing else, in the schema of DATABASE_URL.
+
+    Run it as the role that runs `fencepost migrate`, which owns the schema. ROLE must exist. It is set to exactly
+    what is asked for: what else it had in this schema is taken away, in the same transaction. Repeat it after an
+    upgrade that says so.
+
+    \b
+      producer   may enqueue: the library, and the SQL function enqueue. Reads and changes no job.
+      worker     may run jobs: `fencepost worker`, and `fencepost serve` with its HTTP API.
+      reader     may look: jobs and queues, `fencepost doctor`. Writes nothing.
+
+    \b
+    Examples:
+      DATABASE_URL=postgresql://owner@… fencepost grant app_worker --to worker
+      DATABASE_URL=postgresql://owner@… fencepost grant shop --to producer --to reader
+      fencepost grant app_worker --to worker --sql | psql …
+      DATABASE_URL=postgresql://owner@… fencepost grant old_app --revoke
+    """
+    from fencepost.cli.grants import grant as run
+
+    sys.exit(run(role, purposes=purposes, revoke=revoke, print_only=print_only, schema=schema))
 
 
 @main.command("load-test")

@@ -1,8 +1,9 @@
 """
 What the driver raises, and what it means.
 
-Either the database isn't available (`DatabaseUnavailable`, worth another try), or the
-statement is wrong (left as it is; that's a bug, or input nobody checked).
+Either the database isn't available (`DatabaseUnavailable`, worth another try), or it
+refuses that to our role (`PrivilegeMissing`), or the statement is wrong (left as it is; that's
+a bug, or input nobody checked).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from fencepost.errors import DatabaseUnavailable, InvalidJob, SchemaMismatch
+from fencepost.errors import DatabaseUnavailable, InvalidJob, PrivilegeMissing, SchemaMismatch
 
 UNAVAILABLE = (
     OSError,
@@ -68,9 +69,14 @@ def is_broken(error: BaseException) -> bool:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the driver's errors that mean "not now" into DatabaseUnavailable."""
+    """Turn the driver's errors that mean "not now" into DatabaseUnavailable, and "not you" into PrivilegeMissing."""
     try:
         yield
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise PrivilegeMissing(
+            f"the role that fencepost connects as may not do this ({first_line(error)}); have the owner of the schema "
+            "run `fencepost grant ROLE --to worker` (or reader, or producer: docs/how-to/roles.md)"
+        ) from error
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"the database is not available: {first_line(error)}") from error
     except LEFT_BEHIND as error:
