@@ -195,7 +195,8 @@ class Process:
 
     def pause(self) -> bool:
         """Stop it and all its children where they stand."""
-        return self.is_running and all([pause(pid) for pid in tree(self.pid)])
+        stopped = [pause(pid) for pid in tree(self.pid)] if self.is_running else [False]
+        return all(stopped)
 
     def resume(self) -> None:
         """Let it and its children go on."""

@@ -106,7 +106,13 @@ class Server:
         self.discard()
         fresh = Path(tempfile.mkdtemp(prefix=f"{self.name}.new-", dir=self._folder))
         self._identity.own(fresh)
-        command = [self._binaries.folder / "pg_basebackup", "-D", fresh, "-d", source.dsn(database="postgres")]
+        command: list[str | Path] = [
+            self._binaries.folder / "pg_basebackup",
+            "-D",
+            fresh,
+            "-d",
+            source.dsn(database="postgres"),
+        ]
         command += ["-X", "stream", "-c", "fast", "--no-sync", "--no-manifest"]
         succeeded, output = run(command, identity=self._identity, folder=self._folder)
         if not succeeded:
@@ -117,7 +123,8 @@ class Server:
 
     def rewind(self, source: Server) -> None:
         """Turn the data folder of a killed primary back to where *source*, its successor, left it."""
-        command = [self._binaries.folder / "pg_rewind", "-D", self.data, f"--source-server={source.dsn()}", "--no-sync"]
+        command: list[str | Path] = [self._binaries.folder / "pg_rewind", "-D", self.data, "--no-sync"]
+        command += [f"--source-server={source.dsn()}"]
         succeeded, output = run(command, identity=self._identity, folder=self._folder)
         if not succeeded:
             raise WorldError(f"{self.name} could not be turned back:\n{tail(output)}")
