@@ -53,7 +53,7 @@ class Proxy:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the process."""
+        """Start the process, with nothing disturbed."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "chaos.world.proxy_process"],
             env=python_path(),
@@ -92,9 +92,13 @@ class Proxy:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def listen(self, name: str) -> int:
-        """The port of the listener *name*, which is made at the first call."""
-        port = int(self._ask("listen", name=name))
+    def listen(self, name: str, *, target: tuple[str, int] | None = None) -> int:
+        """
+        The port of the listener *name*, which is made at the first call.
+
+        It leads to *target* for ever; without one to where the proxy leads.
+        """
+        port = int(self._ask("listen", name=name, target=target))
         self._ports[name] = port
         return port
 
@@ -103,7 +107,7 @@ class Proxy:
         return f"postgresql://{user}@127.0.0.1:{self._ports.get(name) or self.listen(name)}/{database}"
 
     def target(self, target: Path | tuple[str, int]) -> None:
-        """Cut every connection, and lead those to come to *target*."""
+        """Cut every connection that led to the old one, and lead those to come to *target*."""
         self._target = target
         self._ask("target", target=os.fspath(target) if isinstance(target, Path) else target)
 
@@ -118,6 +122,10 @@ class Proxy:
     def swallow(self, names: Names = None, directions: tuple[str, ...] = BOTH) -> None:
         """Keep everything open and pass nothing on, as a firewall does that forgot a connection."""
         self._ask("swallow", names=names, directions=directions)
+
+    def forget(self, names: Names = None) -> None:
+        """Pass nothing more on what is open now, ever, and tell nobody. Who connects again gets through."""
+        self._ask("forget", names=names)
 
     def lose_answers(self, names: Names = None) -> None:
         """Pass requests on and throw their answers away: what is committed, its client never hears of."""

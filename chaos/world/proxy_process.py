@@ -46,6 +46,8 @@ class Listener:
     def __init__(self, hub: Hub, name: str) -> None:
         self.hub = hub
         self.name = name
+        self.target: str | tuple[str, int] | None = None
+        """Where it leads, if not to where all do."""
         self.rules = Rules()
         self.links: set[Link] = set()
         self.accepted = 0
@@ -101,6 +103,8 @@ class Link:
         self.client.other, self.server.other = self.server, self.client
         self.task: asyncio.Task[None] | None = None
         self.ended = False
+        self.forgotten = False
+        """Nothing passes on it any more, neither bytes nor the news of its end."""
         listener.links.add(self)
 
     async def join(self, accepted: socket.socket) -> None:
@@ -108,10 +112,11 @@ class Link:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await hub.loop.connect_accepted_socket(lambda: self.client, accepted)
         try:
-            if isinstance(hub.target, str):
-                await hub.loop.create_unix_connection(lambda: self.server, hub.target)
+            target = self.listener.target or hub.target
+            if isinstance(target, str):
+                await hub.loop.create_unix_connection(lambda: self.server, target)
             else:
-                await hub.loop.create_connection(lambda: self.server, *hub.target)
+                await hub.loop.create_connection(lambda: self.server, *target)
         except OSError:
             self.end()
 
@@ -152,11 +157,13 @@ class End(asyncio.Protocol):
         self.early.clear()
 
     def connection_lost(self, error: Exception | None) -> None:
-        rules = self.link.listener.rules
-        if self.link.ended or self.direction in rules.swallowed:
+        if self.link.ended or self._is_silent():
             return
         # Bytes that are delayed arrive before the news.
         self.link.listener.hub.loop.call_later(self._lag(), self._end_politely)
+
+    def _is_silent(self) -> bool:
+        return self.link.forgotten or self.direction in self.link.listener.rules.swallowed
 
     def _end_politely(self) -> None:
         link = self.link
@@ -182,7 +189,7 @@ class End(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         rules = self.link.listener.rules
-        if self.link.ended or self.direction in rules.swallowed or self.direction in rules.lost:
+        if self.link.ended or self._is_silent() or self.direction in rules.lost:
             return
         left = self.link.countdown.get(self.direction)
         if left is not None:
@@ -217,8 +224,7 @@ class End(asyncio.Protocol):
 
     def deliver(self, data: bytes) -> None:
         """Hand *data* on, unless it was overtaken by the end or by silence."""
-        rules = self.link.listener.rules
-        if self.link.ended or self.direction in rules.swallowed or self.direction in rules.lost:
+        if self.link.ended or self._is_silent() or self.direction in self.link.listener.rules.lost:
             return
         self.link.listener.passed[self.direction] += len(data)
         if self.other.transport is None:
@@ -242,10 +248,11 @@ class Hub:
             name = command["name"]
             if name not in self.listeners:
                 self.listeners[name] = Listener(self, name)
+                self.listeners[name].target = _place(command["target"])
             return self.listeners[name].port
         if what == "target":
-            self.target = tuple(command["target"]) if isinstance(command["target"], list) else command["target"]
-            self._each(list(self.listeners), "cut", {})
+            self.target = _place(command["target"]) or ""
+            self._each([name for name, one in self.listeners.items() if one.target is None], "cut", {})
             return None
         if what == "figures":
             return {one.name: [len(one.links), one.accepted, *one.passed.values()] for one in self.listeners.values()}
@@ -262,8 +269,15 @@ class Hub:
                 listener.cut()
             elif what == "restore":
                 _restore(listener)
+            elif what == "forget":
+                for link in listener.links:
+                    link.forgotten = True
             else:
                 _change(listener, command)
+
+
+def _place(told: Any) -> str | tuple[str, int] | None:
+    return (told[0], told[1]) if isinstance(told, list) else told
 
 
 def _restore(listener: Listener) -> None:
