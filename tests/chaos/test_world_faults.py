@@ -33,14 +33,16 @@ def world() -> Iterator[World]:
         await database.close()
 
     binaries = Path(os.environ["TEST_BINARIES"]) if "TEST_BINARIES" in os.environ else None
-    with open_folder() as folder, World(folder / "world", binaries=binaries, fsync=False, seed=1) as world:
-        with pytest.raises(WorldError, match="install"):
-            world.faults.disk_full(on=True)
-        asyncio.run(migrate(world.entrance("migrate")))
-        world.install()
-        yield world
-        assert (folder / "world" / "servers").exists()
-    assert not folder.exists()
+    with open_folder() as folder:
+        with World(folder / "world", binaries=binaries, fsync=False, seed=1, logs=folder / "logs") as world:
+            with pytest.raises(WorldError, match="install"):
+                world.faults.disk_full(on=True)
+            asyncio.run(migrate(world.entrance("migrate")))
+            world.install()
+            yield world
+        assert {log.name for log in (folder / "logs").iterdir()} == {"a.log", "b.log", "pgbouncer.log"}
+        assert "ready to accept connections" in (folder / "logs" / "a.log").read_text()
+        assert not (folder / "world").exists()
 
 
 @pytest.fixture(autouse=True)
