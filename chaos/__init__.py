@@ -1,0 +1,1 @@
+"""Break a running fleet on purpose, and check that nothing acknowledged is lost."""
