@@ -13,7 +13,7 @@ import click
 
 from chaos.broken import BREAKS
 from chaos.campaign import Campaign, Options
-from chaos.ground import PlainGround
+from chaos.ground import WorldGround
 from chaos.injector import FLEET_KINDS
 from chaos.plan import KINDS, PRESETS, read_schedule
 from chaos.report import as_text, write_report
@@ -69,7 +69,7 @@ def _run(options: Options, folder: Path, report: Path | None) -> bool:
     began = time.monotonic()
     total = round(options.minutes * 60)
     with progress(total, "chaos") as advance:
-        campaign = Campaign(options, folder, PlainGround(folder), _teller(advance, began, total))
+        campaign = Campaign(options, folder, WorldGround(folder, seed=options.seed), _teller(advance, began, total))
         found = asyncio.run(campaign.run())
     for path in filter(None, (report, folder / "report.json")):
         write_report(found, path)
