@@ -34,6 +34,7 @@ from chaos.observer import Observer
 from chaos.plan import KINDS, PRESETS, Rate, Schedule, draw_schedule, write_schedule
 from chaos.report import Report
 from chaos.submitters import Submitters
+from fencepost.settings import Settings
 
 LEASE_SECONDS = 2.0
 RECOVERY_SECONDS = 0.5
@@ -47,7 +48,7 @@ PROBE_SECONDS = 40.0
 STOP_SECONDS = 30.0
 
 _TABLES = """
-create schema chaos;
+create schema if not exists chaos;
 create table chaos.effects (job uuid not null, token bigint not null);
 create table chaos.orders (key text primary key);
 grant usage on schema chaos to public;
@@ -106,7 +107,7 @@ class Campaign:
     async def run(self) -> Report:
         """All of it."""
         await asyncio.to_thread(self._ground.start)
-        fleet = Fleet([self._member(spec) for spec in fleet_specs(pooled="kill_pooler" in self._ground.kinds)])
+        fleet = Fleet([self._member(spec) for spec in fleet_specs(pooled=_pooling(self._ground))])
         telling = asyncio.create_task(self._keep_telling(fleet))
         try:
             return await self._on(fleet)
@@ -145,7 +146,6 @@ class Campaign:
         database = self._ground.address(spec.name, pooled=spec.pooled)
         base = {
             "DATABASE_URL": database,
-            "DATABASE_POOLER": "transaction" if spec.pooled else "none",
             "LEASE_DURATION": f"{LEASE_SECONDS:g}s",
             "LEASE_EXTENSION": "true",
             "RECOVERY_INTERVAL": f"{RECOVERY_SECONDS:g}s",
@@ -156,8 +156,8 @@ class Campaign:
             "CHAOS_LEDGER": str(self._ledger_folder),
             "CHAOS_LEASE": f"{LEASE_SECONDS:g}",
         }
-        if not spec.pooled:
-            del base["DATABASE_POOLER"]
+        if spec.pooled:
+            base["DATABASE_POOLER"] = "transaction"
         environment = dict(environments(base, source=self._source))
         for name, value in self._ground.environment(spec.name).items():
             # Whatever else has to be loaded comes first.
@@ -202,10 +202,11 @@ class Campaign:
         if self._options.schedule is not None:
             return self._options.schedule
         seconds = self._options.minutes * 60 - RESERVED_SECONDS
+        kinds = self._ground.kinds if _pooling(self._ground) else self._ground.kinds - {"kill_pooler"}
         return draw_schedule(
             self._options.seed,
             max(SHORTEST_SECONDS, seconds),
-            rates(self._options, self._ground.kinds),
+            rates(self._options, kinds),
             workers=tuple(member.spec.name for member in fleet.workers),
             apis=tuple(member.spec.name for member in fleet.apis),
         )
@@ -306,6 +307,11 @@ class Campaign:
 def _answers(submitters: Submitters) -> Probe:
     said = "No request was refused for good."
     return Probe("nothing_refused", said, submitters.total, tuple(submitters.refusals))
+
+
+def _pooling(ground: Ground) -> bool:
+    """Whether a worker can go through a pooler in transaction mode: there is one, and fencepost knows of it."""
+    return "kill_pooler" in ground.kinds and "database_pooler" in Settings.__struct_fields__
 
 
 def fleet_specs(*, pooled: bool) -> list[MemberSpec]:

@@ -96,6 +96,14 @@ async def play(context: Context, script: str, key: str, times: int = 0) -> dict[
     """A coroutine's part."""
     _start(context, script)
     _goes_wrong(context, script, times)
+    try:
+        return await _play(context, script, key)
+    except asyncio.CancelledError:
+        _end(context, "interrupted")
+        raise
+
+
+async def _play(context: Context, script: str, key: str) -> dict[str, object] | None:
     if script == "slow":
         await asyncio.sleep(LEASE_SECONDS * 1.5)
     elif script == "probe":
@@ -109,6 +117,7 @@ async def play(context: Context, script: str, key: str, times: int = 0) -> dict[
             await asyncio.sleep(3)
         except asyncio.CancelledError:
             await asyncio.sleep(1.0)
+            _end(context, "interrupted")
             return None
     elif script == "effect":
         return await _effect(context, key)

@@ -111,8 +111,9 @@ def _recoveries(
         if start.monotonic > killed_at or ended.get((start.job, start.token), killed_at + 1) <= killed_at:
             continue
         later = [other for other in starts[start.job] if other.token > start.token]
-        if later:
-            first = min(later, key=lambda other: other.token)
+        first = min(later, key=lambda other: other.token, default=None)
+        # Earlier than the kill: the lease was lost before, and the attempt never got to say that it had ended.
+        if first is not None and first.monotonic > killed_at:
             found.append((first.monotonic - killed_at, first.token == start.token + 1))
     return found
 

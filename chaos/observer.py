@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 
 from chaos.evidence import Probe
+from chaos.submitters import WORTH_ANOTHER_TRY
 
 EVERY_SECONDS = 1.0
 CLAIM_WAIT_SECONDS = 1.0
@@ -65,7 +66,7 @@ class Observer:
                 self._note(await connection.fetchrow(_BALANCE))
                 for row in await connection.fetch(_WAITING_CLAIMS, CLAIM_WAIT_SECONDS):
                     self.waits.append(f"backend {row['pid']}: {row['seconds']:.1f} s for a {row['wait_event']}")
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except WORTH_ANOTHER_TRY:
             self.close()
             return False
         return True

@@ -28,6 +28,15 @@ PAUSE_SECONDS = 0.1
 AT_ONCE = 96
 """Requests under way. In an outage they pile up to this, and no further."""
 
+WORTH_ANOTHER_TRY = (
+    httpx2.HTTPError,
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # A connection that was ended before its first statement.
+    asyncpg.exceptions.InternalClientError,
+)
 _LIBRARY: dict[str, Any] = {"play": jobs.play, "play_plain": jobs.play_plain, "play_in_child": jobs.play_in_child}
 
 
@@ -154,7 +163,7 @@ class Submitters:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS * 2):
                     return await ask()
-            except (httpx2.HTTPError, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            except WORTH_ANOTHER_TRY:
                 self.repeats += 1
                 await asyncio.sleep(PAUSE_SECONDS * self._draw.uniform(0.5, 3))
             except RefusedForGood as error:
