@@ -296,7 +296,7 @@ def not_before_due(facts: Facts) -> Offences:
 
 
 def cancels_kept(facts: Facts) -> Offences:
-    """A job that was cancelled while it waited ended so; one that was asked to stop never ran again."""
+    """A job that was cancelled while it waited ended so; one that was asked to stop was never claimed again."""
 
     def offenders() -> Iterator[str]:
         for cancel in facts.cancels:
@@ -305,6 +305,9 @@ def cancels_kept(facts: Facts) -> Offences:
                 continue
             if cancel.status == "cancelled" and job.status != "cancelled":
                 yield f"{job.id}: answered as cancelled, {job.status}"
+            claimed = [row.started_at for row in facts.rows[job.id].values()] + [job.started_at or 0.0]
+            if max(claimed) > cancel.at + CLOCK_SECONDS:
+                yield f"{job.id}: claimed {max(claimed) - cancel.at:.3f} s after it was cancelled"
 
     return len(facts.cancels), offenders()
 
