@@ -28,7 +28,7 @@ from chaos.evidence import Probe
 from chaos.fleet import ROOT, Fleet, Member, MemberSpec, environments
 from chaos.ground import Ground
 from chaos.injector import FLEET_KINDS, Injector
-from chaos.ledger import Start, SubmissionLedger, sync_all
+from chaos.ledger import End, Start, SubmissionLedger, sync_all
 from chaos.measures import measure
 from chaos.observer import Observer
 from chaos.plan import KINDS, PRESETS, Rate, Schedule, draw_schedule, write_schedule
@@ -124,8 +124,8 @@ class Campaign:
         await self._until_ready(fleet)
         schedule = self._schedule(fleet)
         write_schedule(schedule, self._folder / "schedule.json")
-        self._injector = injector = Injector(fleet, self._ground)
         self._submitters = submitters = self._make_submitters(fleet)
+        self._injector = injector = Injector(fleet, self._ground, submitters.hand_in)
         observing = asyncio.create_task(self._observer.run())
         self._phase = "faults"
         await asyncio.gather(submitters.run(schedule.seconds, self._options.rate), injector.run(schedule))
@@ -288,6 +288,10 @@ class Campaign:
             repeats=submitters.repeats,
             statuses=dict(Counter(str(job.status) for job in gathered.jobs)),
             attempts=sum(1 for record in gathered.attempts if isinstance(record, Start)),
+            too_late=len(
+                {(end.job, end.token) for end in gathered.attempts if isinstance(end, End) and end.how == "ok"}
+                & {(row.id, row.token) for row in gathered.attempt_rows if row.outcome == "lost"}
+            ),
             measures=measure(
                 injector.injected, gathered.attempts, lease_seconds=LEASE_SECONDS, recovery_seconds=RECOVERY_SECONDS
             ),
@@ -340,7 +344,8 @@ def rates(options: Options, ground_kinds: frozenset[str]) -> dict[str, Rate]:
     asked = dict(PRESETS[options.preset])
     if options.faults is not None:
         asked = {kind: asked.get(kind, KINDS[kind]) for kind in options.faults}
-    return {kind: rate for kind, rate in asked.items() if kind in FLEET_KINDS | ground_kinds}
+    possible = FLEET_KINDS | ground_kinds | ({"isolate"} if "refuse" in ground_kinds else set())
+    return {kind: rate for kind, rate in asked.items() if kind in possible}
 
 
 def _free_ports(count: int) -> list[int]:

@@ -16,6 +16,10 @@ from chaos.fleet import Fleet, Member
 from chaos.ground import Ground
 from chaos.plan import Fault, Schedule
 
+LINGERING = 16
+"""Jobs that are handed in for a worker that is about to be cut off to have some of."""
+LINGER_SECONDS = 0.6
+"""How long after that it is cut off: they have started then, and not ended."""
 FLEET_KINDS = frozenset({"kill", "kill_group", "kill_api", "stop", "stop_long", "stop_api", "terminate"})
 """What is done to processes; all else is the ground's."""
 
@@ -38,9 +42,10 @@ class Injected(msgspec.Struct, kw_only=True):
 class Injector:
     """Carries faults out, each at its time; they overlap as they come."""
 
-    def __init__(self, fleet: Fleet, ground: Ground) -> None:
+    def __init__(self, fleet: Fleet, ground: Ground, hand_in: Callable[[str, int], None]) -> None:
         self._fleet = fleet
         self._ground = ground
+        self._hand_in = hand_in
         self._stopped: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.injected: list[Injected] = []
@@ -89,6 +94,8 @@ class Injector:
         try:
             if fault.kind in ways:
                 await ways[fault.kind](one, self._fleet.members[fault.target])
+            elif fault.kind == "isolate":
+                await self._isolate(one)
             else:
                 one.accepted = await asyncio.to_thread(self._ground.inject, fault)
         except Exception as error:  # noqa: BLE001 - told in the report; the campaign goes on
@@ -132,6 +139,16 @@ class Injector:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         self._stopped.difference_update(family)
+
+    async def _isolate(self, one: Injected) -> None:
+        """
+        Cut a worker off for longer than a lease, while it has attempts that end meanwhile.
+
+        So when it is back it has outcomes to write of jobs that others have by then.
+        """
+        self._hand_in("linger", LINGERING)
+        await asyncio.sleep(LINGER_SECONDS)
+        await asyncio.to_thread(self._ground.inject, msgspec.structs.replace(one.fault, kind="refuse"))
 
     async def _terminate(self, one: Injected, member: Member) -> None:
         if not member.signal(signal.SIGTERM):

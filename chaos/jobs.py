@@ -108,6 +108,9 @@ async def _play(context: Context, script: str, key: str) -> dict[str, object] | 
         await asyncio.sleep(LEASE_SECONDS * 1.5)
     elif script == "probe":
         await asyncio.sleep(0.3)
+    elif script == "linger":
+        # The first attempt ends while its worker may be cut off; the next one is still at it when that worker is back.
+        await asyncio.sleep(LEASE_SECONDS * (0.5 if context.token == 1 else 3.0))
     elif script == "block":
         time.sleep(LEASE_SECONDS * 1.3)  # noqa: ASYNC251 - it is to block the loop, for longer than a lease
     elif script in ("timeout", "cancel"):

@@ -29,6 +29,7 @@ _NOT_CLEAN = frozenset(
         "stop_backend",
         "swallow",
         "refuse",
+        "isolate",
         "delay",
         "terminate_backends",
         "cancel_backends",

@@ -68,6 +68,7 @@ KINDS: dict[str, Rate] = {
     "swallow": Rate(every=20, on="clients", seconds=(1.0, 4.0)),
     "lose_answers": Rate(every=8, on="clients", seconds=(0.1, 0.5)),
     "delay": Rate(every=15, on="clients", seconds=(1.0, 4.0), amount=(0.01, 0.2)),
+    "isolate": Rate(every=12, on="workers", seconds=(4.5, 5.5)),
     "outage": Rate(every=60, seconds=(4.0, 8.0)),
     "read_only": Rate(every=40, seconds=(1.0, 3.0)),
     "failover": Rate(every=30),
@@ -90,6 +91,7 @@ PRESETS: dict[str, dict[str, Rate]] = {
         "kill_api": Rate(every=15, on="apis"),
         "stop": Rate(every=6, on="workers", seconds=(0.2, 1.2)),
         "stop_long": Rate(every=6, on="workers", seconds=(3.0, 5.0)),
+        "isolate": Rate(every=30, on="workers", seconds=(4.5, 5.5)),
         "terminate": Rate(every=10, on="clients"),
     },
     "postgres": {

@@ -42,6 +42,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     statuses: dict[str, int]
     attempts: int
     """Attempts in the ledger."""
+    too_late: int
+    """Attempts that had succeeded, and lost their lease before that was written: nothing of them may be."""
     measures: Measures
     checks: list[Result]
 
@@ -70,6 +72,7 @@ def as_text(report: Report) -> str:
         f"{report.acknowledged:,} jobs acknowledged, {report.attempts:,} attempts, {report.repeats:,} requests again",
         f"  ended: {_counts(report.statuses)}",
         f"  scripts: {_counts(report.jobs_by_script)}",
+        f"  {report.too_late:,} attempts had succeeded when their lease was lost",
         f"  doors: {_counts(report.doors)}",
         f"{sum(report.faults.values()):,} faults, {report.killed_workers:,} worker processes killed",
         f"  {_counts(report.faults)}",

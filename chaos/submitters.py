@@ -91,9 +91,11 @@ class Submitters:
             # After a time without answers it goes on at the rate, rather than make up for all that was missed.
             due = max(due, now - 1.0) + self._begin() / rate
 
-    def submit(self, casting: Casting) -> asyncio.Task[None]:
-        """Hand in one given job over HTTP."""
-        return self._launch("http", [casting])
+    def hand_in(self, script: str, count: int) -> None:
+        """Hand in *count* jobs with this script over HTTP, beside all others."""
+        for _ in range(count):
+            self._number += 1
+            self._launch("http", [scripts.cast(self._draw, f"http-{self._number}", name=script)])
 
     async def finish(self) -> None:
         """Wait until everything that was begun is answered. The caller gives up after a while."""
