@@ -3,6 +3,7 @@
 from chaos.world.clocks import Clock
 from chaos.world.faults import Faults, Hold
 from chaos.world.janitor import Janitor
+from chaos.world.places import make_folder
 from chaos.world.pooler import Pooler, find_pgbouncer
 from chaos.world.proxy import Figures, Proxy
 from chaos.world.server import Server, WorldError
@@ -24,4 +25,5 @@ __all__ = [
     "World",
     "WorldError",
     "find_pgbouncer",
+    "make_folder",
 ]

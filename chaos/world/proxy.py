@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from chaos.world.janitor import python_path
 from chaos.world.server import WorldError
 
 REQUESTS = "requests"
@@ -55,8 +54,8 @@ class Proxy:
     def start(self) -> None:
         """Start the process, with nothing disturbed."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "chaos.world.proxy_process"],
-            env=python_path(),
+            # Its file, not its name: it needs nothing of ours, and starts the faster for it.
+            [sys.executable, str(Path(__file__).with_name("proxy_process.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

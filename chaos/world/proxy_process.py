@@ -1,7 +1,7 @@
 """
 The proxy's own process: passes bytes between named ports and one server, or does not.
 
-    python -m chaos.world.proxy_process
+    python proxy_process.py
 
 Takes one JSON command a line on standard input and answers each with one line. Ends when
 that input does. See `proxy` for what the commands mean.
@@ -180,12 +180,19 @@ class End(asyncio.Protocol):
         transport.abort()
 
     def pause_writing(self) -> None:
-        if self.other.transport is not None:
-            self.other.transport.pause_reading()
+        self.other.read(on=False)
 
     def resume_writing(self) -> None:
-        if self.other.transport is not None:
-            self.other.transport.resume_reading()
+        self.other.read(on=True)
+
+    def read(self, *, on: bool) -> None:
+        """Take more bytes, or leave them where they are until whoever gets them has caught up."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        if on:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
         rules = self.link.listener.rules
@@ -210,12 +217,12 @@ class End(asyncio.Protocol):
         self.waiting += len(data)
         loop.call_at(self.free_at + rules.delay, self._deliver_now, data)
         if self.waiting > HIGH_WATER:
-            self.transport.pause_reading()
+            self.read(on=False)
 
     def _deliver_now(self, data: bytes) -> None:
         self.waiting -= len(data)
-        if self.waiting <= HIGH_WATER and self.transport is not None and not self.link.ended:
-            self.transport.resume_reading()
+        if self.waiting <= HIGH_WATER:
+            self.read(on=True)
         self.deliver(data)
 
     def _lag(self) -> float:
@@ -229,7 +236,7 @@ class End(asyncio.Protocol):
         self.link.listener.passed[self.direction] += len(data)
         if self.other.transport is None:
             self.other.early.append(data)
-        else:
+        elif not self.other.transport.is_closing():
             self.other.transport.write(data)
 
 

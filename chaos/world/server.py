@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,6 +68,8 @@ class Server:
         self._binaries = binaries
         self._identity = identity
         self._options = {**OPTIONS, **options}
+        self._durable = self._options.pop("fsync", "on") == "on"
+        self._trash: list[threading.Thread] = []
         self.socket_folder = make_socket_folder(self.data, identity)
         self._child: Child | None = None
 
@@ -100,9 +103,15 @@ class Server:
     def create(self) -> None:
         """Make the data folder with its superuser and its database."""
         initialise(self.data, binaries=self._binaries, identity=self._identity, durable=False)
+        self._write("postgresql.auto.conf", f"fsync = {'on' if self._durable else 'off'}\n")
 
     def copy(self, source: Server) -> None:
-        """Make the data folder a standby of *source*, which runs. What was in it is gone."""
+        """
+        Make the data folder a standby of *source*, which runs. What was in it is gone.
+
+        `pg_rewind` would keep what is the same on both, and was measured to take three times
+        as long, for 20 MB and for 100: it reads a killed server's WAL twice and copies half of it.
+        """
         self.discard()
         fresh = Path(tempfile.mkdtemp(prefix=f"{self.name}.new-", dir=self._folder))
         self._identity.own(fresh)
@@ -121,20 +130,20 @@ class Server:
         fresh.rename(self.data)
         self._follow(source)
 
-    def rewind(self, source: Server) -> None:
-        """Turn the data folder of a killed primary back to where *source*, its successor, left it."""
-        command: list[str | Path] = [self._binaries.folder / "pg_rewind", "-D", self.data, "--no-sync"]
-        command += [f"--source-server={source.dsn()}"]
-        succeeded, output = run(command, identity=self._identity, folder=self._folder)
-        if not succeeded:
-            raise WorldError(f"{self.name} could not be turned back:\n{tail(output)}")
-        self._follow(source)
-
     def _follow(self, source: Server) -> None:
         place = f"host={source.socket_folder} port={SOCKET_PORT} user={SUPERUSER} application_name={self.name}"
         # All there is in this file: nobody waits for a standby of ours when it is promoted, there being none yet.
-        self._write("postgresql.auto.conf", f"primary_conninfo = '{place}'\nsynchronous_standby_names = ''\n")
+        self._settings = f"primary_conninfo = '{place}'\nsynchronous_standby_names = ''\n"
+        # Or its start would flush every file of the copy, which takes longer than all the rest.
+        self._write("postgresql.auto.conf", self._settings + "fsync = off\n")
         self._write("standby.signal", "")
+
+    def be_durable(self) -> None:
+        """Have a standby that has started flush what it writes, if that is wanted."""
+        if self._durable:
+            self._write("postgresql.auto.conf", self._settings + "fsync = on\n")
+            with self.connect("postgres") as session:
+                session.execute("select pg_reload_conf()")
 
     def _write(self, name: str, text: str) -> None:
         path = self.data / name
@@ -245,15 +254,23 @@ class Server:
             processes.send(pid, signal.SIGKILL)
 
     def discard(self) -> None:
-        """Remove the data folder, and what the killed server had outside it."""
+        """Take the data folder away, and what the killed server had outside it."""
         self.kill_all()
         remove_segment(self.data)
-        shutil.rmtree(self.data, ignore_errors=True)
-        for remains in self._folder.glob(f"{self.name}.new-*"):
-            shutil.rmtree(remains, ignore_errors=True)
+        if not self.data.exists():
+            return
+        old = Path(tempfile.mkdtemp(prefix=f"{self.name}.old-", dir=self._folder))
+        self.data.rename(old / "data")
+        # A thousand files take a second on a busy disk, and nobody needs to wait for that.
+        remover = threading.Thread(target=shutil.rmtree, args=(old,), kwargs={"ignore_errors": True}, daemon=True)
+        remover.start()
+        self._trash.append(remover)
 
     def close(self) -> None:
         """Stop it at once and remove everything it had."""
         self.stop(immediate=True)
         self.discard()
+        for remover in self._trash:
+            remover.join()
+        self._trash.clear()
         shutil.rmtree(self.socket_folder, ignore_errors=True)

@@ -41,7 +41,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -204,6 +204,10 @@ class Cluster:
         """Have *callback* called with the socket of each new primary, before clients may need it."""
         self._callbacks.append(callback)
 
+    def forget(self, callback: Callable[[Path], object]) -> None:
+        """No longer call *callback*."""
+        self._callbacks.remove(callback)
+
     def steady(self) -> contextlib.AbstractContextManager[object]:
         """
         Hold off the killing part of a failover.
@@ -317,7 +321,7 @@ class Cluster:
                 return 0.0
             try:
                 self._protect()
-            except (TimeoutError, psycopg.Error):
+            except (TimeoutError, WorldError, psycopg.Error):
                 self._rebuild()
         return time.monotonic() - begun
 
@@ -343,6 +347,7 @@ class Cluster:
             self._wait_for("", session)
         self.standby.copy(self.primary)
         self.standby.start()
+        self.standby.be_durable()
         self._protect()
 
     @staticmethod
@@ -416,10 +421,3 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {seconds:g} s in vain until {what}")
             time.sleep(POLL_SECONDS)
-
-
-@contextlib.contextmanager
-def running_cluster(folder: Path, *, fsync: bool = True, standby: bool = True) -> Iterator[Cluster]:
-    """A cluster for the length of a `with`."""
-    with Cluster(folder, fsync=fsync, standby=standby) as cluster:
-        yield cluster

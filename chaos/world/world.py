@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -63,9 +64,16 @@ class World:
         binaries: Path | None = None,
         fsync: bool = True,
         seed: int | None = None,
+        logs: Path | None = None,
     ) -> None:
-        """Describe it; *folder* is its own, made and removed. Without PgBouncer there is no *pooler*: see `pooled`."""
+        """
+        Describe it; *folder* is its own, made and removed.
+
+        Without PgBouncer there is no *pooler*: see `pooled`. The servers' and the pooler's
+        messages are copied to the folder *logs* at the end.
+        """
         self._folder = folder.resolve()
+        self._logs = logs
         self.cluster = Cluster(self._folder, binaries=binaries, fsync=fsync, standby=standby)
         self.faults = Faults(self.cluster, choices=random.Random(seed))
         self.proxy = Proxy(self._folder)
@@ -114,6 +122,10 @@ class World:
     def stop(self) -> None:
         """End everything and remove it. Safe to call twice."""
         self._calm.set()
+        if self._logs is not None:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            for log in [*self._folder.glob("servers/*.log"), *self._folder.glob("pooler/*.log")]:
+                shutil.copy(log, self._logs)
         if self.pooler is not None:
             self.pooler.stop()
         self.proxy.close()
@@ -124,6 +136,7 @@ class World:
         if self._janitor is not None:
             self._janitor.dismiss()
             self._janitor = None
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         self.start()
