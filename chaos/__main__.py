@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from chaos.broken import BREAKS
-from chaos.campaign import Campaign, Options
+from chaos.campaign import Campaign, Options, fault_seconds
 from chaos.ground import WorldGround
 from chaos.injector import FLEET_KINDS
 from chaos.plan import KINDS, PRESETS, read_schedule
@@ -24,6 +24,7 @@ from fencepost.cli.output import Advance, progress
 @click.option("--seed", type=int, default=7, show_default=True, help="What the faults and the jobs are drawn from.")
 @click.option("--minutes", type=click.FloatRange(0.5, 240), default=2.0, show_default=True, help="How long, in all.")
 @click.option("--rate", type=click.FloatRange(1, 2000), default=50.0, show_default=True, help="Jobs a second.")
+@click.option("--jobs", type=click.IntRange(1), help="About so many jobs in all, rather than a rate.")
 @click.option("--preset", type=click.Choice(list(PRESETS)), default="mixed", show_default=True, help="Which faults.")
 @click.option("--faults", metavar="KIND,KIND", help="These kinds alone.")
 @click.option("--schedule", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="One that was saved.")
@@ -34,6 +35,7 @@ def main(
     seed: int,
     minutes: float,
     rate: float,
+    jobs: int | None,
     preset: str,
     faults: str | None,
     schedule: Path | None,
@@ -45,7 +47,7 @@ def main(
     options = Options(
         seed=seed,
         minutes=minutes,
-        rate=rate,
+        rate=rate if jobs is None else jobs / fault_seconds(minutes),
         preset=preset,
         faults=_kinds(faults),
         broken=broken,

@@ -201,11 +201,10 @@ class Campaign:
     def _schedule(self, fleet: Fleet) -> Schedule:
         if self._options.schedule is not None:
             return self._options.schedule
-        seconds = self._options.minutes * 60 - RESERVED_SECONDS
         kinds = self._ground.kinds if _pooling(self._ground) else self._ground.kinds - {"kill_pooler"}
         return draw_schedule(
             self._options.seed,
-            max(SHORTEST_SECONDS, seconds),
+            fault_seconds(self._options.minutes),
             rates(self._options, kinds),
             workers=tuple(member.spec.name for member in fleet.workers),
             apis=tuple(member.spec.name for member in fleet.apis),
@@ -292,9 +291,7 @@ class Campaign:
                 {(end.job, end.token) for end in gathered.attempts if isinstance(end, End) and end.how == "ok"}
                 & {(row.id, row.token) for row in gathered.attempt_rows if row.outcome == "lost"}
             ),
-            measures=measure(
-                injector.injected, gathered.attempts, lease_seconds=LEASE_SECONDS, recovery_seconds=RECOVERY_SECONDS
-            ),
+            measures=measure(gathered, injector.injected, recovery_seconds=RECOVERY_SECONDS),
             checks=check_all(gathered),
         )
 
@@ -311,6 +308,11 @@ class Campaign:
 def _answers(submitters: Submitters) -> Probe:
     said = "No request was refused for good."
     return Probe("nothing_refused", said, submitters.total, tuple(submitters.refusals))
+
+
+def fault_seconds(minutes: float) -> float:
+    """How long faults are injected in a run that is to take so long in all."""
+    return max(SHORTEST_SECONDS, minutes * 60 - RESERVED_SECONDS)
 
 
 def _pooling(ground: Ground) -> bool:

@@ -79,9 +79,9 @@ def as_text(report: Report) -> str:
         f"  ends of processes: {_counts(report.ends)}",
         *(f"  not carried out: {kind}: {why}" for kind, why in report.not_carried_out.items()),
         "",
-        _spread("job of a killed worker runs again", report.measures.after_kill),
-        _spread("the same amid other faults", report.measures.after_kill_amid_faults),
-        _spread("first job after PostgreSQL is back", report.measures.after_restart),
+        *_spreads("job of a killed worker is given back", report.measures, "given_back"),
+        *_spreads("and runs again", report.measures, "after_kill"),
+        *_spreads("first job after PostgreSQL is back", report.measures, "after_restart"),
         "",
     ]
     for check in report.checks:
@@ -95,6 +95,13 @@ def as_text(report: Report) -> str:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in Counter(counts).most_common()) or "none"
+
+
+def _spreads(name: str, measures: Measures, field: str) -> list[str]:
+    return [
+        _spread(name, getattr(measures, field)),
+        _spread("  amid other faults", getattr(measures, f"{field}_amid_faults")),
+    ]
 
 
 def _spread(name: str, spread: Spread) -> str:
