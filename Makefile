@@ -13,7 +13,7 @@ define install
 	@touch $@
 endef
 
-.PHONY: help run test check tests bench-peers clean
+.PHONY: help run test check tests chaos bench-peers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ check: .venv/.test ## Lint, format, types, layers, lock file
 tests: .venv/.test ## The tests alone: all on the embedded PostgreSQL, the store also on this machine's
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	$(BIN)/python -m tests.system_server
+
+chaos: .venv/.test ## Two minutes of faults against a fleet of its own (CHAOS='--seed 8 --minutes 10 --preset kills' for another run)
+	@mkdir -p .chaos
+	$(BIN)/python -m chaos --report .chaos/report.json $(CHAOS)
 
 bench-peers: .venv/.test ## The same work through other job queues, side by side (half an hour; BENCH='--quick' to try it)
 	$(BIN)/python benchmarks/peers/run.py --json .bench/peers.json --markdown .bench/peers.md --svg .bench/peers.svg $(BENCH)
