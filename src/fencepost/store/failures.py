@@ -95,6 +95,22 @@ def first_line(error: BaseException) -> str:
     return text[0] if text else type(error).__name__
 
 
+def is_of_the_value(error: BaseException) -> bool:
+    """
+    Whether *error*, of a statement that writes values of somebody's, may be due to one of them.
+
+    Otherwise the statement can't run now, whatever it is given: a right that was taken away, a schema in the middle of
+    a change, a fault of the server.
+    """
+    if not isinstance(error, Exception) or isinstance(error, SchemaMismatch | DatabaseUnavailable):
+        return False
+    return not isinstance(error, asyncpg.PostgresError) or str(error.sqlstate)[:2] in _OF_THE_VALUE
+
+
+_OF_THE_VALUE = frozenset(("22", "23", "54", "P0"))
+"""Classes of errors: data, integrity, limits of the program, and what a trigger of somebody's raises."""
+
+
 def deadlocked(error: BaseException) -> bool:
     """Whether *error* stands for a deadlock, which PostgreSQL ended by undoing this transaction."""
     return isinstance(error.__cause__, asyncpg.DeadlockDetectedError)

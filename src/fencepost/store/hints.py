@@ -13,12 +13,15 @@ this job's end) and the answer to that, `done <job id>,<job id>`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.database import Database
+
+log = logging.getLogger("fencepost.listener")
 
 Hint = str | None
 
@@ -108,6 +111,8 @@ class Hints:
         except DatabaseUnavailable:
             # The workers' poll finds the jobs.
             return
+        except Exception:
+            log.exception("fault while sending a hint; the workers' poll finds the jobs")
         except asyncio.CancelledError:
             # By `close`, which sends what is owed. Sent twice does no harm.
             self._owed |= owed
