@@ -107,6 +107,11 @@ def is_of_the_value(error: BaseException) -> bool:
     return not isinstance(error, asyncpg.PostgresError) or str(error.sqlstate)[:2] in _OF_THE_VALUE
 
 
+def is_the_servers(error: BaseException) -> bool:
+    """Whether it is what the server said, so that where in our code it was met tells nobody anything."""
+    return isinstance(error, asyncpg.PostgresError | SchemaMismatch | DatabaseUnavailable)
+
+
 _OF_THE_VALUE = frozenset(("22", "23", "54", "P0"))
 """Classes of errors: data, integrity, limits of the program, and what a trigger of somebody's raises."""
 

@@ -35,7 +35,7 @@ from fencepost.domain import outcome as outcomes
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending, Outcome
 from fencepost.errors import DatabaseUnavailable
-from fencepost.store.failures import is_of_the_value
+from fencepost.store.failures import first_line, is_of_the_value, is_the_servers
 from fencepost.store.workers import LeaseBusy
 from fencepost.telemetry.pulses import Pulse
 from fencepost.worker.attempt import Attempt, Key
@@ -129,12 +129,12 @@ class Apart:
                 else:
                     await self._write(attempt)
                 self._pulse.turned()
-        except DatabaseUnavailable as error:
-            self._pulse.failed(error)
-            log.warning("outcomes can't be written yet", extra={"reason": str(error)})
         except Exception as error:
             self._pulse.failed(error)
-            log.exception("fault while writing outcomes apart; trying again")
+            if is_the_servers(error):
+                log.warning("outcomes can't be written yet", extra={"reason": first_line(error)})
+            else:
+                log.exception("fault while writing outcomes apart; trying again")
         for attempt in attempts:
             waiting = self._waiting.get(attempt)
             if waiting is not None:

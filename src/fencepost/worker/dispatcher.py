@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Claim
-from fencepost.store.failures import waited_too_long
+from fencepost.store.failures import first_line, is_the_servers, waited_too_long
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.cursors import Cursors, Starts
@@ -119,8 +119,10 @@ class Dispatcher:
                 failures += 1
                 self._pulse.failed(error)
                 pause = min(0.1 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
-                if isinstance(error, DatabaseUnavailable):
-                    log.warning("can't claim jobs", extra={"reason": str(error), "retry_in_seconds": round(pause, 3)})
+                if is_the_servers(error):
+                    log.warning(
+                        "can't claim jobs", extra={"reason": first_line(error), "retry_in_seconds": round(pause, 3)}
+                    )
                 else:
                     log.exception("fault while claiming jobs")
                 self._start_over()

@@ -20,7 +20,7 @@ from typing import Protocol
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
 from fencepost.errors import DatabaseUnavailable
-from fencepost.store.failures import is_of_the_value, waited_too_long
+from fencepost.store.failures import first_line, is_of_the_value, is_the_servers, waited_too_long
 from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.apart import Apart, ApartStore, bare
 from fencepost.worker.attempt import Attempt
@@ -167,8 +167,8 @@ class Settler:
                 failures += 1
                 self._pulse.failed(error)
                 pause = min(0.05 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
-                reason = {"reason": str(error), "retry_in_seconds": round(pause, 3)}
-                if isinstance(error, DatabaseUnavailable):
+                reason = {"reason": first_line(error), "retry_in_seconds": round(pause, 3)}
+                if is_the_servers(error):
                     log.warning("outcomes can't be written yet", extra=reason)
                 else:
                     log.exception("outcomes can't be written yet", extra=reason)
