@@ -102,6 +102,7 @@ def serve(app: str | None, **flags: Any) -> None:
 @click.option("--workers", type=click.IntRange(1, 10_000), help="Jobs that run at once, in each process.  [default: 4]")
 @click.option("--processes", type=click.IntRange(0, 256), help="Run so many processes, and restart those that die.")
 @click.option("--queues", metavar="NAME,NAME", help="Serve these queues alone.  [default: every queue]")
+@click.option("--probe-addr", metavar="HOST:PORT", help="Answer probes and give metrics there.  [default: nowhere]")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where an embedded PostgreSQL to share has its data.")
 @click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")

@@ -129,6 +129,25 @@ def _is_full(error: BaseException) -> bool:
 def no_room_for_hints(error: BaseException) -> bool:
     """Whether *error* stands for a commit that was refused only because it would have notified somebody."""
     return error.__cause__ is not None and _is_full(error.__cause__)
+def is_of_the_value(error: BaseException) -> bool:
+    """
+    Whether *error*, of a statement that writes values of somebody's, may be due to one of them.
+
+    Otherwise the statement can't run now, whatever it is given: a right that was taken away, a schema in the middle of
+    a change, a fault of the server.
+    """
+    if not isinstance(error, Exception) or isinstance(error, SchemaMismatch | DatabaseUnavailable):
+        return False
+    return not isinstance(error, asyncpg.PostgresError) or str(error.sqlstate)[:2] in _OF_THE_VALUE
+
+
+def is_the_servers(error: BaseException) -> bool:
+    """Whether it is what the server said, so that where in our code it was met tells nobody anything."""
+    return isinstance(error, asyncpg.PostgresError | SchemaMismatch | DatabaseUnavailable)
+
+
+_OF_THE_VALUE = frozenset(("22", "23", "54", "P0"))
+"""Classes of errors: data, integrity, limits of the program, and what a trigger of somebody's raises."""
 
 
 def deadlocked(error: BaseException) -> bool:

@@ -41,13 +41,26 @@ from fencepost.store.failures import deadlocked, waited_too_long
 from fencepost.store.hints import Hint, Hints
 from fencepost.store.merging import Merger
 from fencepost.store.queues import Queues
+from fencepost.telemetry.pulses import Pulse
 
 RACE_ROUNDS = 5
 """How often an operation by id looks again when the job was just moving."""
+ENQUEUE_PATIENCE_SECONDS = 20.0
+"""How long jobs may wait to be stored without any statement's ending, before that is told as stuck."""
 
 
 class _Contended(Exception):
     """An idempotency key or a unique one of several callers' jobs is in the hands of another transaction."""
+
+
+def _pulse() -> Pulse:
+    return Pulse(
+        "enqueue",
+        task="stores the jobs that are handed in",
+        patience_seconds=ENQUEUE_PATIENCE_SECONDS,
+        advice="see whether the database answers and isn't overloaded, then restart this process",
+        idle=True,
+    )
 
 
 class Jobs:
@@ -57,9 +70,11 @@ class Jobs:
         self._database = database
         self._queues = queues
         self._hints = hints
-        self._plain = Merger(self._insert_plain)
+        self._plain = Merger(self._insert_plain, pulse=_pulse())
         # Apart, since a key may be in the hands of somebody's long transaction.
-        self._keyed = Merger(self._insert_keyed)
+        self._keyed = Merger(self._insert_keyed, pulse=_pulse())
+        self.pulses = (self._plain.pulse, self._keyed.pulse)
+        """Of what stores the jobs of concurrent callers."""
         self._may_only_enqueue = False
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
