@@ -136,7 +136,7 @@ def job_routes(views: JobViews) -> list[Operation]:
             handler=views.retry,
             parameters=(_ID,),
             answers=(Answer(200, "It is pending.", JobRecord),),
-            errors=(400, 404, 409),
+            errors=(400, 404, 408, 409, 413),
         ),
         Operation(
             method="POST",
@@ -149,7 +149,7 @@ def job_routes(views: JobViews) -> list[Operation]:
                 Answer(200, "It is cancelled.", JobRecord),
                 Answer(202, "It is running and was asked to stop.", JobRecord),
             ),
-            errors=(400, 404, 409),
+            errors=(400, 404, 408, 409, 413),
         ),
     ]
 
@@ -184,7 +184,7 @@ def queue_routes(views: QueueViews) -> list[Operation]:
             handler=views.pause,
             parameters=(_NAME,),
             answers=one,
-            errors=(400, 404),
+            errors=(400, 404, 408, 413),
         ),
         Operation(
             method="POST",
@@ -194,7 +194,7 @@ def queue_routes(views: QueueViews) -> list[Operation]:
             handler=views.resume,
             parameters=(_NAME,),
             answers=one,
-            errors=(400, 404),
+            errors=(400, 404, 408, 413),
         ),
     ]
 
