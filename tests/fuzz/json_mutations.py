@@ -33,6 +33,11 @@ WORDS = (
 )
 OTHERS = ("null", "true", "false", "[]", "{}", "[[]]", '{"":{}}', "tru", "None", "undefined", '{"a":1,"a":2}', "[1,]", "")
 NAMES = ("", "type ", "Type", "__proto__", "payload\\u0000", "x" * 3000, "idempotency-key", "id", "status", "\\ud800", "ü")
+_WIDE = tuple(
+    Text(json.dumps(wide))
+    for many in (100, 5000)
+    for wide in ({f"k{number}": number for number in range(many)}, [f"t{number}" for number in range(many)])
+)
 
 
 def dumps(value: Any) -> str:
@@ -137,10 +142,7 @@ def _deep(value: Any, dice: random.Random) -> None:
 
 def _wide(value: Any, dice: random.Random) -> None:
     target = dice.choice(_objects(value))
-    many = dice.choice((100, 5000))
-    target["payload"] = {f"k{number}": number for number in range(many)}
-    if dice.random() < 0.3:
-        target["tags"] = [f"t{number}" for number in range(many)]
+    target[dice.choice(("payload", "payload", "tags", "metadata"))] = dice.choice(_WIDE)
 
 
 def _large(value: Any, dice: random.Random) -> None:
