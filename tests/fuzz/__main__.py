@@ -8,14 +8,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import asyncpg
 import msgspec
 import uvloop
 
@@ -89,7 +87,9 @@ def as_text(report: Report) -> str:
         f"findings: {len(report.findings)}",
     ]
     for finding in report.findings[:20]:
-        lines.append(f"  {finding.number} [{finding.mutation}] {finding.fault}\n    {finding.sent}\n    {finding.answer}")
+        lines.append(
+            f"  {finding.number} [{finding.mutation}] {finding.fault}\n    {finding.sent}\n    {finding.answer}"
+        )
     return "\n".join(lines)
 
 

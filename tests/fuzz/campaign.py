@@ -251,14 +251,17 @@ class Campaign:
         counts = await database.fetchrow(AUDIT.read_text())
         if counts["jobs"] != counts["pending"] + counts["leases"] + counts["finished"]:
             find(f"not every job is in exactly one place: {dict(counts)}")
-        there = {row["id"]: row["request_id"] for row in await database.fetch("select id, request_id from fencepost.jobs")}
+        there = {
+            row["id"]: row["request_id"] for row in await database.fetch("select id, request_id from fencepost.jobs")
+        }
         lost = self._acknowledged - there.keys()
         if lost:
             find(f"{len(lost)} acknowledged jobs are not there: {sorted(lost)[:5]}")
         extra = {job: there[job] for job in there.keys() - self._acknowledged}
         self.report.jobs_of_unheard_answers = len(extra)
         unasked = {job: name for job, name in extra.items() if name not in self._unheard}
-        ours = sum(str(name).startswith("fuzz-") for name in unasked.values())
+        # Every job of a request has the id of one: what has none came from elsewhere.
+        ours = sum(name is None or name.startswith("fuzz-") for name in unasked.values())
         if ours or len(unasked) > self._nameless:
             find(f"{len(unasked)} jobs are there that nobody was told of: {list(unasked.items())[:5]}")
 
@@ -295,7 +298,7 @@ def _add(counts: dict[str, int], name: str, count: int) -> None:
     counts[name] = counts.get(name, 0) + count
 
 
-class _database:  # noqa: N801
+class _database:
     """A connection, to be used with `async with`."""
 
     def __init__(self, url: str) -> None:

@@ -116,7 +116,15 @@ def _header(name: bytes, *values: bytes) -> Mutation:
 
 
 def _unauthorized(sent: Sent, dice: random.Random) -> None:
-    wrong = (b"", b"Bearer", b"Bearer wrong", b"Basic Zm9v", b"Bearer " + b"x" * 5000, b"Bearer fuzz-token2", b"\xff\xfe")
+    wrong = (
+        b"",
+        b"Bearer",
+        b"Bearer wrong",
+        b"Basic Zm9v",
+        b"Bearer " + b"x" * 5000,
+        b"Bearer fuzz-token2",
+        b"\xff\xfe",
+    )
     _set(sent, b"Authorization", dice.choice(wrong))
     if sent.route not in ("GET /healthz", "GET /health", "GET /readyz"):
         sent.expected = frozenset({401})
@@ -144,7 +152,17 @@ def _chunked(sent: Sent, dice: random.Random) -> None:
 
 
 def _broken_header(sent: Sent, dice: random.Random) -> None:
-    broken = (b"X Y: 1", b"X-Y : 1", b": 1", b"X-Y", b"X-\0Y: 1", b"X-Y: a\0b", b"X-Y: a\r\n b", b"X-Y: a\rb", b"\xff: 1")
+    broken = (
+        b"X Y: 1",
+        b"X-Y : 1",
+        b": 1",
+        b"X-Y",
+        b"X-\0Y: 1",
+        b"X-Y: a\0b",
+        b"X-Y: a\r\n b",
+        b"X-Y: a\rb",
+        b"\xff: 1",
+    )
     head, _, rest = sent.written().partition(b"\r\n")
     sent.raw, sent.framed = head + b"\r\n" + dice.choice(broken) + b"\r\n" + rest, False
 
@@ -242,25 +260,52 @@ def _percent(target: bytes, dice: random.Random) -> bytes:
     return target[:at] + b"%%%02X" % target[at] + target[at + 1 :]
 
 
-_ODD = (b"%00", b"%", b"%z", b"%2F", b"%2e%2e/", b"%FF%FE", b"%C0%AF", b"%F0%9F%92%A9", b"%0d%0aX-Evil:1", b"..", b"//", b";")
+_ODD = (
+    b"%00",
+    b"%",
+    b"%z",
+    b"%2F",
+    b"%2e%2e/",
+    b"%FF%FE",
+    b"%C0%AF",
+    b"%F0%9F%92%A9",
+    b"%0d%0aX-Evil:1",
+    b"..",
+    b"//",
+    b";",
+)
 TARGETS: dict[str, Mutation] = {
     "path: percent-encoded": _target(_percent),
     "path: odd bytes": _target(
         lambda target, dice: (at := dice.randrange(len(target) + 1), target[:at] + dice.choice(_ODD) + target[at:])[1]
     ),
     "path: traversal": _target(lambda target, dice: b"/../../etc/passwd" + target),
-    "path: slashes": _target(lambda target, dice: dice.choice((b"/" + target, target + b"/", target.replace(b"/", b"//")))),
+    "path: slashes": _target(
+        lambda target, dice: dice.choice((b"/" + target, target + b"/", target.replace(b"/", b"//")))
+    ),
     "path: another id": _target(
-        lambda target, dice: b"/jobs/"
-        + dice.choice(
-            (b"0", b"x" * 3000, b"01890a5d-ac96-774b-bcce-b302099a8057", b"00000000-0000-0000-0000-000000000000", b"%27")
+        lambda target, dice: (
+            b"/jobs/"
+            + dice.choice(
+                (
+                    b"0",
+                    b"x" * 3000,
+                    b"01890a5d-ac96-774b-bcce-b302099a8057",
+                    b"00000000-0000-0000-0000-000000000000",
+                    b"%27",
+                )
+            )
+            + dice.choice((b"", b"/status", b"/retry", b"/cancel", b"/x"))
         )
-        + dice.choice((b"", b"/status", b"/retry", b"/cancel", b"/x"))
     ),
     "path: another queue": _target(
-        lambda target, dice: b"/queues/" + dice.choice((b"none", b"%00", b"q" * 101, b"%C3%BC", b"a%20b", b"-", b"a%2Fb"))
+        lambda target, dice: (
+            b"/queues/" + dice.choice((b"none", b"%00", b"q" * 101, b"%C3%BC", b"a%20b", b"-", b"a%2Fb"))
+        )
     ),
-    "path: absolute": _target(lambda target, dice: dice.choice((b"http://127.0.0.1", b"https://evil.example:1")) + target),
+    "path: absolute": _target(
+        lambda target, dice: dice.choice((b"http://127.0.0.1", b"https://evil.example:1")) + target
+    ),
     "path: large": _target(lambda target, dice: target + b"/" + b"x" * dice.choice((300, 10_000, 70_000))),
     "path: none of these": _target(lambda target, dice: dice.choice((b"*", b"x", b"?", b"/%", b"http://", b"/#a"))),
     "path: another case": _target(lambda target, dice: target.swapcase()),
@@ -268,13 +313,19 @@ TARGETS: dict[str, Mutation] = {
 QUERIES: dict[str, Mutation] = {
     "query: unknown": _target(lambda target, dice: target + (b"&" if b"?" in target else b"?") + b"x=1"),
     "query: odd": _target(
-        lambda target, dice: target
-        + (b"&" if b"?" in target else b"?")
-        + dice.choice((b"limit", b"status", b"type", b"queue", b"tag", b"since", b"until", b"cursor", b"include"))
-        + b"="
-        + dice.choice((b"", b"0", b"-1", b"9" * 400, b"%00", b"%FF", b"x", b"%F0%9F%92%A9", b"'--", b"1e3", b"a" * 5000, b"%"))
+        lambda target, dice: (
+            target
+            + (b"&" if b"?" in target else b"?")
+            + dice.choice((b"limit", b"status", b"type", b"queue", b"tag", b"since", b"until", b"cursor", b"include"))
+            + b"="
+            + dice.choice(
+                (b"", b"0", b"-1", b"9" * 400, b"%00", b"%FF", b"x", b"%F0%9F%92%A9", b"'--", b"1e3", b"a" * 5000, b"%")
+            )
+        )
     ),
-    "query: a great many": _target(lambda target, dice: target + b"?" + b"&".join([b"limit=1"] * dice.choice((2, 2000)))),
+    "query: a great many": _target(
+        lambda target, dice: target + b"?" + b"&".join([b"limit=1"] * dice.choice((2, 2000)))
+    ),
 }
 
 
@@ -308,7 +359,9 @@ METHODS: dict[str, Mutation] = {
 }
 VERSIONS: dict[str, Mutation] = {
     "version: 1.0": _version(b"HTTP/1.0"),
-    "version: odd": _version(b"HTTP/0.9", b"HTTP/2.0", b"HTTP/1.2", b"HTTP/1.1x", b"http/1.1", b"", b"ICY/1.0", b"HTTP/9.9"),
+    "version: odd": _version(
+        b"HTTP/0.9", b"HTTP/2.0", b"HTTP/1.2", b"HTTP/1.1x", b"http/1.1", b"", b"ICY/1.0", b"HTTP/9.9"
+    ),
 }
 
 
