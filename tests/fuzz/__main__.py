@@ -77,7 +77,8 @@ def as_text(report: Report) -> str:
     lines = [
         f"seed {report.seed}: {report.requests:,} requests in {report.seconds:.0f} s ({report.rate:,.0f}/s), "
         f"{report.answers:,} answers, {report.unanswered:,} without one, {report.checked_batches} batches checked",
-        f"jobs acknowledged {report.jobs_acknowledged:,}, of answers that nobody read {report.jobs_of_unheard_answers:,}",
+        f"jobs acknowledged {report.jobs_acknowledged:,}, and of answers that nobody read "
+        f"{report.jobs_of_unheard_answers:,}",
         f"process before {report.before}\n        half-way {report.half_way}\n        after {report.after}",
         f"by status: {_counts(report.by_status)}",
         "by route:",

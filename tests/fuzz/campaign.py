@@ -32,7 +32,7 @@ PIPELINED = 6
 """At most so many requests in one write."""
 FINDINGS = 50
 """A campaign with so many ends: more say nothing new."""
-AUDIT = Path("src/fencepost/store/sql/audit.sql")
+AUDIT = (Path(__file__).parents[2] / "src/fencepost/store/sql/audit.sql").read_text()
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -248,9 +248,9 @@ class Campaign:
         self._acknowledged.add(job_id)
         if (await self._ask(f"GET /jobs/{job_id}")).status != 200:
             find("the job that a good request made can't be read")
-        counts = await database.fetchrow(AUDIT.read_text())
+        counts = dict((await database.fetch(AUDIT))[0])
         if counts["jobs"] != counts["pending"] + counts["leases"] + counts["finished"]:
-            find(f"not every job is in exactly one place: {dict(counts)}")
+            find(f"not every job is in exactly one place: {counts}")
         there = {
             row["id"]: row["request_id"] for row in await database.fetch("select id, request_id from fencepost.jobs")
         }
@@ -263,7 +263,8 @@ class Campaign:
         # Every job of a request has the id of one: what has none came from elsewhere.
         ours = sum(name is None or name.startswith("fuzz-") for name in unasked.values())
         if ours or len(unasked) > self._nameless:
-            find(f"{len(unasked)} jobs are there that nobody was told of: {list(unasked.items())[:5]}")
+            named = sorted(unasked.items(), key=lambda item: not str(item[1]).startswith("fuzz-"))
+            find(f"{len(unasked)} jobs are there that nobody was told of: {named[:5]}")
 
     async def _ask(self, line: str, body: bytes | None = None) -> Answer:
         """A good request."""
@@ -287,7 +288,7 @@ class Campaign:
         report = self.report
         report.jobs_acknowledged = len(self._acknowledged)
         for (route, mutation, status), count in sorted(self._counts.items()):
-            for name in {part for part in mutation.split("+")}:
+            for name in set(mutation.split("+")):
                 _add(report.by_mutation.setdefault(name, {}), status, count)
             _add(report.by_route.setdefault(route, {}), status, count)
             _add(report.by_status, status, count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -80,7 +81,7 @@ def _pieces(body: bytes) -> list[bytes]:
 def valid(seed: int, number: int, known: Known) -> tuple[Sent, random.Random]:
     """Request *number* of a campaign before anything is done to it, and the dice for what is."""
     dice = random.Random(f"{seed}:{number}")
-    make = dice.choices(_MAKERS, _WEIGHTS)[0]
+    make = dice.choices(_MAKERS, cum_weights=_WEIGHTS)[0]
     sent = Sent(
         number=number,
         route="",
@@ -231,5 +232,5 @@ _WEIGHTED: list[tuple[int, Callable[[Sent, random.Random, Known], None]]] = [
     (5, _plain("/metrics")),
     (15, _plain("/openapi.json")),
 ]
-_WEIGHTS = [weight for weight, _ in _WEIGHTED]
+_WEIGHTS = list(itertools.accumulate(weight for weight, _ in _WEIGHTED))
 _MAKERS = [make for _, make in _WEIGHTED]
