@@ -116,5 +116,5 @@ def operations(services: Services) -> list[Operation]:
         *operation_routes(machine),
     ]
     machine.routes.extend(f"{operation.method} {operation.path}" for operation in table)
-    machine.document = document(table)
+    machine.document = document(table, types=services.types)
     return table

@@ -274,6 +274,9 @@ def load_test(**options: Any) -> None:
 )
 @click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Of mixed, idle, crowded.")
 @click.option("--rate", type=click.FloatRange(1), default=3000.0, show_default=True, help="Jobs a second of mixed.")
+@click.option(
+    "--failures", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Share of jobs of memory that fail."
+)
 @click.option("--log-lines", is_flag=True, help="With the log lines of each attempt, as JSON to nowhere.")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs; medians are reported.")
 @click.option("--schema", help="Run in this schema of DATABASE_URL, instead of in a database of its own.")
@@ -308,6 +311,7 @@ def bench(
       fencepost bench drain latency
       fencepost bench drain-pinned --jobs 300000 --repeat 1 --json
       fencepost bench mixed --seconds 600 --repeat 1
+      fencepost bench memory --jobs 100000 --failures 0.05 --repeat 1
     """
     from fencepost.cli.bench.command import KINDS
     from fencepost.cli.bench.command import bench as run

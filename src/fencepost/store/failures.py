@@ -129,6 +129,8 @@ def _is_full(error: BaseException) -> bool:
 def no_room_for_hints(error: BaseException) -> bool:
     """Whether *error* stands for a commit that was refused only because it would have notified somebody."""
     return error.__cause__ is not None and _is_full(error.__cause__)
+
+
 def is_of_the_value(error: BaseException) -> bool:
     """
     Whether *error*, of a statement that writes values of somebody's, may be due to one of them.
