@@ -144,7 +144,9 @@ def _write(job: Job, *, as_json: bool) -> None:
     error = ""
     if job.last_error and job.status is not Status.COMPLETED:
         error = " " + job.last_error.split("\n", 1)[0][:_ERROR_CHARACTERS]
-    click.echo(f"{job.id} {job.status:11} {job.type} {job.queue} {job.attempts}/{job.max_attempts}{due}{tags}{error}")
+    line = f"{job.id} {job.status:11} {job.type} {job.queue} {job.attempts}/{job.max_attempts}{due}{tags}{error}"
+    # Errors may quote anybody's words, and a terminal does what control characters say.
+    click.echo("".join(mark if mark.isprintable() else "\ufffd" for mark in line))
 
 
 @asynccontextmanager
