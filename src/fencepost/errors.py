@@ -17,6 +17,7 @@ Everything fencepost raises on purpose.
     ├── SchemaMismatch        the database's schema isn't the one this version needs
     ├── EmbeddedError         the private PostgreSQL can't be started
     └── DatabaseUnavailable   the database can't be reached; try again later
+        └── PrivilegeMissing  the database refuses this to our role, until it is granted
 
     Permanent, Retry, Snooze, Cancel   what a handler raises to say how its attempt ends
 
@@ -187,6 +188,17 @@ class DatabaseUnavailable(FencepostError):
     exit_code = 6
 
 
+class PrivilegeMissing(DatabaseUnavailable):
+    """
+    The database refuses this to the role that fencepost connects as; nothing was done.
+
+    Waiting doesn't change it, `fencepost grant` does. What runs goes on by itself from then on.
+    """
+
+    code = "privilege_missing"
+    exit_code = 4
+
+
 class Permanent(FencepostError):
     """Raised by a handler: this job can never succeed, so it ends `failed` without a retry."""
 
@@ -198,7 +210,8 @@ class Retry(FencepostError):
     Raised by a handler: this attempt failed and another should come later.
 
     Any other exception says the same; this one may also say when: not before *after*, seconds
-    or a timedelta, has passed. It counts as an attempt.
+    or a timedelta, has passed, and up to a tenth later, so that many jobs that were sent away
+    together don't come back together. It counts as an attempt.
     """
 
     code = "retry"

@@ -269,7 +269,7 @@ def _statements(samples: dict[str, list[uuid.UUID]]) -> dict[str, tuple[bool, di
             "expires_microseconds": None,
             **HINTED,
         },
-        "read_jobs": {"ids": [*pending[:3], *leased[:3], *finished[:3]]},
+        "read_jobs": {"ids": [*pending[:3], *leased[:3], *finished[:3]], "payloads": True},
         "read_attempts": {"id": pending[0], "queue_id": 1},
         "job_queue": {"id": pending[0]},
         "cancel": {"id": pending[0], "queue_id": 1, **HINTED},

@@ -220,8 +220,8 @@ def test_a_retry_waits_within_the_backoff_and_nothing_else_waits() -> None:
 @pytest.mark.parametrize(
     ("after", "low", "high"),
     [
-        (None, 5, 10), (0, 5, 10), (-5, 5, 10), (7, 7, 10), (100, 100, 100), (1e12, DELAY_CEILING_SECONDS, 86400),
-        (float("inf"), 86400, 86400), (float("nan"), 5, 10),
+        (None, 5, 10), (0, 5, 10), (-5, 5, 10), (7, 7, 10), (100, 100, 110), (1e12, DELAY_CEILING_SECONDS, 95_040),
+        (10**400, 86_400, 95_040), (float("inf"), 86_400, 95_040), (float("nan"), 5, 10),
     ],
 )  # fmt: skip
 def test_a_handlers_own_delay_is_a_lower_bound_and_bounded(after: float | None, low: float, high: float) -> None:

@@ -298,13 +298,13 @@ async def test_what_a_handler_does_about_its_time_out_is_the_end_of_it(bench: Be
 
 
 async def test_a_handler_may_ask_for_a_later_retry(bench: Bench) -> None:
-    capped = (DELAY_CEILING_SECONDS, DELAY_CEILING_SECONDS + 1)
+    capped = (DELAY_CEILING_SECONDS, 1.1 * DELAY_CEILING_SECONDS + 1)
     usual = (2.0, 4.1)
     asked: list[tuple[Any, tuple[float, float]]] = [
-        (600.0, (600.0, 601.0)),
+        (600.0, (600.0, 661.0)),
         (10**9, capped),
         (10**400, capped),
-        (timedelta(minutes=10), (600.0, 601.0)),
+        (timedelta(minutes=10), (600.0, 661.0)),
         (0, usual),
         (None, usual),
         # Refused where they are said, which is a failure like any other.

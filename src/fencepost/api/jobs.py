@@ -39,13 +39,13 @@ class JobViews:
         if given.get("include", "payload") != "payload":
             raise InvalidJob("can only be `payload`, which adds payload and result to each job", field="include")
         before = read_cursor(given["cursor"], which) if "cursor" in given else None
-        page = await self._listing.page(which, limit=limit, before=before)
+        with_payload = "include" in given
+        page = await self._listing.page(which, limit=limit, before=before, payloads=with_payload)
         cursor = None if page.next_before is None else write_cursor(page.next_before, which)
         headers = []
         if cursor is not None:
             target = "/jobs?" + urlencode({**given, "cursor": cursor})
             headers.append((b"link", f'<{target}>; rel="next"'.encode()))
-        with_payload = "include" in given
         return answer(JobList([listed(job, with_payload=with_payload) for job in page.jobs], cursor), 200, headers)
 
     async def get(self, request: Request) -> Response:

@@ -15,7 +15,7 @@ import msgspec
 from fencepost.app import Fencepost
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.handlers import shipped
-from fencepost.settings import Secret, Settings, from_environment
+from fencepost.settings import Settings, from_environment
 from fencepost.store.database import Database
 
 log = logging.getLogger("fencepost.serve")
@@ -27,7 +27,7 @@ DATABASE_PATIENCE_SECONDS = 30.0
 def settings_of(flags: dict[str, Any]) -> Settings:
     """The settings of the environment, with the command's flags on top. Raises InvalidSettings."""
     environment = dict(os.environ)
-    for flag, variable in (("http_addr", "HTTP_ADDR"), ("queues", "QUEUES")):
+    for flag, variable in (("http_addr", "HTTP_ADDR"), ("probe_addr", "PROBE_ADDR"), ("queues", "QUEUES")):
         # Read like the variable, so that both refuse the same in the same words.
         text = flags.pop(flag, None)
         if text is not None:
@@ -53,11 +53,8 @@ def application(name: str | None, settings: Settings) -> Fencepost:
 
 
 def settings_with(app: Fencepost, settings: Settings) -> Settings:
-    """The command's settings, with the database and the schema that the caller's app was made with, if it was."""
-    dsn, schema = app.own_address()
-    if dsn is not None:
-        settings = msgspec.structs.replace(settings, database_url=Secret(dsn))
-    return settings if schema is None else msgspec.structs.replace(settings, schema=schema)
+    """The command's settings, with the database, the schema and so on that the caller's app was made with."""
+    return msgspec.structs.replace(settings, **app.own_address())
 
 
 def _import_app(name: str) -> Fencepost:

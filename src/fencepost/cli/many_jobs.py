@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,8 @@ from fencepost.store.listing import Listing, check
 from fencepost.store.queues import Queues
 
 _PAGE_JOBS = 500
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""What moves the cursor, or turns text around: an error's words may come from anybody."""
 _ERROR_CHARACTERS = 60
 _LEFT_ALONE = "left alone, since they moved on meanwhile or stayed locked"
 
@@ -64,13 +67,13 @@ async def _show(which: Selection, *, limit: int, as_json: bool, schema: str | No
         queues = Queues(database, hints)
         listing = Listing(database, queues)
         if which.ids is not None:
-            found = await listing.named(which, which.ids)
+            found = await listing.named(which, which.ids, payloads=as_json)
             for job in found[:limit]:
                 _write(job, as_json=as_json)
             return 0
         before: UUID | None = None
         while limit:
-            page = await listing.page(which, limit=min(limit, _PAGE_JOBS), before=before)
+            page = await listing.page(which, limit=min(limit, _PAGE_JOBS), before=before, payloads=as_json)
             for job in page.jobs:
                 _write(job, as_json=as_json)
             limit -= len(page.jobs)
@@ -145,8 +148,7 @@ def _write(job: Job, *, as_json: bool) -> None:
     if job.last_error and job.status is not Status.COMPLETED:
         error = " " + job.last_error.split("\n", 1)[0][:_ERROR_CHARACTERS]
     line = f"{job.id} {job.status:11} {job.type} {job.queue} {job.attempts}/{job.max_attempts}{due}{tags}{error}"
-    # Errors may quote anybody's words, and a terminal does what control characters say.
-    click.echo("".join(mark if mark.isprintable() else "\ufffd" for mark in line))
+    click.echo(_CONTROL.sub("\ufffd", line))
 
 
 @asynccontextmanager
@@ -156,7 +158,7 @@ async def _database(schema: str | None) -> AsyncIterator[tuple[Database, Hints]]
         dsn = settings.database_url.reveal()
     else:
         dsn, _ = find_running(settings.data_dir or default_data_dir())
-    database = Database(dsn, schema=settings.schema, connections=2)
+    database = Database.of(settings, dsn, connections=2)
     applied = await migrations.applied(database)
     known = migrations.steps()
     migrations.check(known, applied)

@@ -67,12 +67,14 @@ Backoff = Exponential | Linear | Constant | Callable[[int], float]
 
 def delay_after(backoff: Backoff, attempt: int, *, ceiling_seconds: float) -> float:
     """
-    The delay after *attempt*, from 0 to *ceiling_seconds*, whatever a caller's own function answers.
+    The delay after *attempt*, from 0 to *ceiling_seconds*, whatever number a caller's own function answers.
 
-    Raises what such a function raises.
+    Raises what such a function raises, and ValueError for what is no number.
     """
     seconds = float(backoff(attempt) if callable(backoff) else backoff.delay(attempt))
-    return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), ceiling_seconds)
+    if math.isnan(seconds):
+        raise ValueError("the delay is not a number")
+    return min(max(seconds, 0.0), ceiling_seconds)
 
 
 def _spread(bound: float, jitter: float, draw: Draw) -> float:

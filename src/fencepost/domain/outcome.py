@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import math
+import random
 import traceback
 from uuid import UUID
 
@@ -17,6 +19,8 @@ MESSAGE_CHARACTERS = 4_000
 TRACEBACK_CHARACTERS = 16_000
 DELAY_CEILING_SECONDS = 24 * 3600.0
 """The longest a handler's own `Retry(after=…)` is believed."""
+LATER = 0.1
+"""How much later than that it may be, as a share: jobs that were sent away together don't come back together."""
 
 
 class Ending(enum.StrEnum):
@@ -156,23 +160,36 @@ def failed(lease: Lease, error: BaseException, policy: Policy) -> Outcome:
 
 def judge(error: BaseException, policy: Policy) -> Judgement:
     """Say what *error* makes of an attempt. Asks *policy* only which errors are final. Never raises."""
+    try:
+        return _judge(error, policy)
+    except BaseException:  # noqa: BLE001 - classes may have properties, and checks of instances, that raise
+        return _judgement(Verdict.RETRY, error, None)
+
+
+def _judge(error: BaseException, policy: Policy) -> Judgement:
     # Attributes are looked for with care: a subclass may have forgotten to call ours.
-    if isinstance(error, Snooze) and isinstance(seconds := getattr(error, "seconds", None), int | float):
-        return Judgement(verdict=Verdict.SNOOZE, seconds=seconds)
-    error_type, message, trace = describe(error)
-    after = getattr(error, "after", None) if isinstance(error, Retry) else None
-    verdict = Verdict.RETRY
+    if isinstance(error, Snooze) and (pause := _seconds(getattr(error, "seconds", None))) is not None:
+        return Judgement(verdict=Verdict.SNOOZE, seconds=pause)
     if isinstance(error, Cancel):
-        verdict = Verdict.CANCEL
-    elif not isinstance(error, Retry) and policy.is_final(error):
-        verdict = Verdict.FINAL
-    return Judgement(
-        verdict=verdict,
-        error_type=error_type,
-        error=message,
-        traceback=trace,
-        seconds=after if isinstance(after, int | float) else None,
-    )
+        return _judgement(Verdict.CANCEL, error, None)
+    if isinstance(error, Retry):
+        return _judgement(Verdict.RETRY, error, _seconds(getattr(error, "after", None)))
+    return _judgement(Verdict.FINAL if policy.is_final(error) else Verdict.RETRY, error, None)
+
+
+def _judgement(verdict: Verdict, error: BaseException, seconds: float | None) -> Judgement:
+    error_type, message, trace = describe(error)
+    return Judgement(verdict=verdict, error_type=error_type, error=message, traceback=trace, seconds=seconds)
+
+
+def _seconds(value: object) -> float | None:
+    """A wait as a float, which travels from a child process, whatever number it is."""
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else 0.0
 
 
 def judged(lease: Lease, judgement: Judgement, policy: Policy) -> Outcome:
@@ -186,8 +203,13 @@ def judged(lease: Lease, judgement: Judgement, policy: Policy) -> Outcome:
         return _ended(lease, Ending.PERMANENT, Status.FAILED, described)
     delay = policy.delay(lease.attempt)
     if judgement.seconds is not None:
-        delay = max(delay, min(judgement.seconds, DELAY_CEILING_SECONDS))
+        delay = max(delay, _spread(min(judgement.seconds, DELAY_CEILING_SECONDS)))
     return _retryable(lease, Ending.FAILED, delay, described)
+
+
+def _spread(seconds: float) -> float:
+    """A wait that was asked for, or up to a tenth more: one answer sends many jobs away at once."""
+    return seconds * random.uniform(1, 1 + LATER)
 
 
 def describe(error: BaseException) -> tuple[str, str, str | None]:
@@ -197,7 +219,7 @@ def describe(error: BaseException) -> tuple[str, str, str | None]:
     Bounded, free of what PostgreSQL can't hold, and safe for exceptions whose own
     `__str__` raises. Keeps no reference to the exception's frames.
     """
-    name = type(error).__name__
+    name = _name(error)
     try:
         message = str(error)
     except BaseException:  # noqa: BLE001 - an exception that can't be printed must still be recorded
@@ -211,6 +233,14 @@ def describe(error: BaseException) -> tuple[str, str, str | None]:
         clean_text(message, MESSAGE_CHARACTERS) or name,
         None if trace is None else clean_text(trace, TRACEBACK_CHARACTERS, keep_end=True),
     )
+
+
+def _name(error: BaseException) -> str:
+    try:
+        name = type(error).__name__
+    except BaseException:  # noqa: BLE001 - a metaclass has its own way with names
+        name = ""
+    return name if isinstance(name, str) and name else "Exception"
 
 
 def _retryable(lease: Lease, ending: Ending, delay: float, described: tuple[str, str, str | None]) -> Outcome:

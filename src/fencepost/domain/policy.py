@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from fencepost.domain.backoff import Backoff, Exponential, delay_after
 from fencepost.domain.job import Limits
 from fencepost.errors import Permanent
+
+log = logging.getLogger("fencepost.worker")
 
 Exceptions = tuple[type[BaseException], ...]
 
@@ -27,8 +31,15 @@ class Policy(msgspec.Struct, frozen=True):
         return self.retry_on is not None and not isinstance(error, self.retry_on)
 
     def delay(self, attempt: int) -> float:
-        """The wait after *attempt*, in seconds. A caller's own function that raises is stood in for."""
+        """
+        The wait after *attempt*, in seconds.
+
+        Where a caller's own rule raises, or answers what is no number, that is logged and the default rule stands in.
+        """
         try:
             return delay_after(self.backoff, attempt, ceiling_seconds=Limits.DELAY_SECONDS)
-        except Exception:  # noqa: BLE001 - the attempt has failed already; what it failed of is what has to be kept
+        except BaseException:
+            log.warning(
+                "a job type's own backoff failed; the default one is used", extra={"attempt": attempt}, exc_info=True
+            )
             return Exponential().delay(attempt)

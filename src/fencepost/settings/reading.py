@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fencepost.domain.durations import format_duration, parse_duration
 from fencepost.domain.fields import check_queue
 from fencepost.errors import InvalidJob
+from fencepost.settings.pooler import Pooler
 
 SHORTEST_RETENTION_SECONDS = 60.0
 """The least time that whoever made a job has to see how it ended."""
@@ -73,6 +74,11 @@ def one_of(*allowed: str) -> Callable[[str], str]:
     return read
 
 
+def pooler(text: str) -> Pooler:
+    """A kind of pooler, or none."""
+    return Pooler(one_of(*Pooler)(text))
+
+
 def queues(text: str) -> tuple[str, ...]:
     """Names of queues, separated by commas; each once."""
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -92,3 +98,9 @@ def address(text: str) -> dict[str, object]:
     if not colon:
         raise ValueError(f"must be host:port or :port, not {text[:60]!r}")
     return {"http_host": host.strip("[]") or "0.0.0.0", "http_port": whole(0, 65535)(port)}  # noqa: S104 - asked for
+
+
+def probe_address(text: str) -> dict[str, object]:
+    """The same, for probes."""
+    read = address(text)
+    return {"probe_host": read["http_host"], "probe_port": read["http_port"]}

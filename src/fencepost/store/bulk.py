@@ -130,7 +130,7 @@ class Bulk:
             "pending": which.status in (None, Status.PENDING),
             "processing": which.status in (None, Status.PROCESSING),
         }
-        return await self._run(Action.CANCEL, which, progress, {**where, "channel": self._database.channel})
+        return await self._run(Action.CANCEL, which, progress, dict[str, object](where))
 
     async def delete(self, which: Selection, *, progress: Progress | None = None) -> Result:
         """
@@ -227,7 +227,8 @@ class _Run:
 
     async def _change(self, batch: Sequence[Place]) -> list[Place]:
         """Change what can be changed now; returns what was locked."""
-        rows = await self._database.fetch(_STATEMENTS[self._action], **self._values, **self._about(batch))
+        fetch = self._hints.fetch if self._action is Action.CANCEL else self._database.fetch
+        rows = await fetch(_STATEMENTS[self._action], **self._values, **self._about(batch))
         effects = {(row["id"], row["queue_id"]): row["effect"] for row in rows}
         changed = [place for place, effect in effects.items() if effect not in (None, "held")]
         self.result.changed += len(changed)

@@ -1,8 +1,9 @@
 """
 What the driver raises, and what it means.
 
-Either the database isn't available (`DatabaseUnavailable`, worth another try), or the
-statement is wrong (left as it is; that's a bug, or input nobody checked).
+Either the database isn't available (`DatabaseUnavailable`, worth another try), or it
+refuses that to our role (`PrivilegeMissing`), or the statement is wrong (left as it is; that's
+a bug, or input nobody checked).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from fencepost.errors import DatabaseUnavailable, InvalidJob, SchemaMismatch
+from fencepost.errors import DatabaseUnavailable, InvalidJob, PrivilegeMissing, SchemaMismatch
 
 UNAVAILABLE = (
     OSError,
@@ -49,6 +50,9 @@ UNPREPARED = (
 )
 """What a statement of ours asks for isn't there: the schema was never made, or is an older one."""
 
+LEFT_BEHIND = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+"""A prepared statement isn't on the connection that it was made on: somebody between us and the server swaps them."""
+
 DataError = asyncpg.DataError
 """A value that PostgreSQL can't hold."""
 
@@ -65,12 +69,26 @@ def is_broken(error: BaseException) -> bool:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the driver's errors that mean "not now" into DatabaseUnavailable."""
+    """Turn the driver's errors that mean "not now" into DatabaseUnavailable, and "not you" into PrivilegeMissing."""
     try:
         yield
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise PrivilegeMissing(
+            f"the role that fencepost connects as may not do this ({first_line(error)}); have the owner of the schema "
+            "run `fencepost grant ROLE --to worker` (or reader, or producer: docs/how-to/roles.md)"
+        ) from error
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"the database is not available: {first_line(error)}") from error
+    except LEFT_BEHIND as error:
+        raise DatabaseUnavailable(
+            f"a pooler gave this statement to another connection ({first_line(error)}); set DATABASE_POOLER=transaction"
+        ) from error
     except asyncpg.ProgramLimitExceededError as error:
+        if _is_full(error):
+            raise DatabaseUnavailable(
+                "the server's queue of notifications is full, because some session that listens has been in a "
+                "transaction for long (see pg_notification_queue_usage() and pg_stat_activity); nothing was done"
+            ) from error
         # A jsonb array has a largest size, and numbers take more room in it than in the text that came.
         if "jsonb" not in str(error):
             raise
@@ -101,6 +119,37 @@ def first_line(error: BaseException) -> str:
     """What an error says, without the details that follow."""
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def _is_full(error: BaseException) -> bool:
+    # The code is that of many limits; the word is in the message in every language.
+    return isinstance(error, asyncpg.ProgramLimitExceededError) and "NOTIFY" in str(error)
+
+
+def no_room_for_hints(error: BaseException) -> bool:
+    """Whether *error* stands for a commit that was refused only because it would have notified somebody."""
+    return error.__cause__ is not None and _is_full(error.__cause__)
+
+
+def is_of_the_value(error: BaseException) -> bool:
+    """
+    Whether *error*, of a statement that writes values of somebody's, may be due to one of them.
+
+    Otherwise the statement can't run now, whatever it is given: a right that was taken away, a schema in the middle of
+    a change, a fault of the server.
+    """
+    if not isinstance(error, Exception) or isinstance(error, SchemaMismatch | DatabaseUnavailable):
+        return False
+    return not isinstance(error, asyncpg.PostgresError) or str(error.sqlstate)[:2] in _OF_THE_VALUE
+
+
+def is_the_servers(error: BaseException) -> bool:
+    """Whether it is what the server said, so that where in our code it was met tells nobody anything."""
+    return isinstance(error, asyncpg.PostgresError | SchemaMismatch | DatabaseUnavailable)
+
+
+_OF_THE_VALUE = frozenset(("22", "23", "54", "P0"))
+"""Classes of errors: data, integrity, limits of the program, and what a trigger of somebody's raises."""
 
 
 def deadlocked(error: BaseException) -> bool:

@@ -13,12 +13,18 @@ this job's end) and the answer to that, `done <job id>,<job id>`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from fencepost.errors import DatabaseUnavailable
-from fencepost.store.database import Database
+from fencepost.store.database import Database, Row
+from fencepost.store.failures import no_room_for_hints
+
+log = logging.getLogger("fencepost.hints")
+
+log = logging.getLogger("fencepost.listener")
 
 Hint = str | None
 
@@ -82,6 +88,22 @@ class Hints:
         """A hint that somebody wants a running job to stop."""
         return f"cancel {queue_id} {job_id}"
 
+    async def fetch(self, name: str, /, **values: object) -> list[Row]:
+        """
+        Run a statement that sends a `hint`, or `hints`, when it commits; without them when the server has no room.
+
+        Such a commit is refused, and that may go on for long: because of a session that listens and doesn't hear,
+        which need not be one of ours. What hints tell is found by polling.
+        """
+        values["channel"] = self._database.channel
+        try:
+            return await self._database.fetch(name, **values)
+        except DatabaseUnavailable as error:
+            if not no_room_for_hints(error):
+                raise
+            log.warning("no hint was sent; polling finds what it told", extra={"reason": str(error)})
+        return await self._database.fetch(name, **{**values, "hints" if "hints" in values else "hint": None})
+
     def committed(self, queue_ids: Iterable[int]) -> None:
         """The jobs are visible: wake this process's own workers, and pay the hints that are owed a little later."""
         self._local(queue_ids)
@@ -108,6 +130,8 @@ class Hints:
         except DatabaseUnavailable:
             # The workers' poll finds the jobs.
             return
+        except Exception:
+            log.exception("fault while sending a hint; the workers' poll finds the jobs")
         except asyncio.CancelledError:
             # By `close`, which sends what is owed. Sent twice does no harm.
             self._owed |= owed

@@ -13,6 +13,7 @@ the locks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -20,7 +21,7 @@ from uuid import UUID
 import msgspec
 
 from fencepost.domain.job import Attempt, Job, NewJob, Status
-from fencepost.errors import DatabaseUnavailable, DuplicateJob, JobNotFound, WrongStatus
+from fencepost.errors import DatabaseUnavailable, DuplicateJob, JobNotFound, PrivilegeMissing, WrongStatus
 from fencepost.store.database import Database, Row
 from fencepost.store.enqueueing import (
     Answer,
@@ -29,6 +30,7 @@ from fencepost.store.enqueueing import (
     Record,
     decode_answer,
     due_soon,
+    encode_jobs,
     encode_records,
     outcomes,
     record_of,
@@ -39,13 +41,26 @@ from fencepost.store.failures import deadlocked, waited_too_long
 from fencepost.store.hints import Hint, Hints
 from fencepost.store.merging import Merger
 from fencepost.store.queues import Queues
+from fencepost.telemetry.pulses import Pulse
 
 RACE_ROUNDS = 5
 """How often an operation by id looks again when the job was just moving."""
+ENQUEUE_PATIENCE_SECONDS = 20.0
+"""How long jobs may wait to be stored without any statement's ending, before that is told as stuck."""
 
 
 class _Contended(Exception):
     """An idempotency key or a unique one of several callers' jobs is in the hands of another transaction."""
+
+
+def _pulse() -> Pulse:
+    return Pulse(
+        "enqueue",
+        task="stores the jobs that are handed in",
+        patience_seconds=ENQUEUE_PATIENCE_SECONDS,
+        advice="see whether the database answers and isn't overloaded, then restart this process",
+        idle=True,
+    )
 
 
 class Jobs:
@@ -55,9 +70,12 @@ class Jobs:
         self._database = database
         self._queues = queues
         self._hints = hints
-        self._plain = Merger(self._insert_plain)
+        self._plain = Merger(self._insert_plain, pulse=_pulse())
         # Apart, since a key may be in the hands of somebody's long transaction.
-        self._keyed = Merger(self._insert_keyed)
+        self._keyed = Merger(self._insert_keyed, pulse=_pulse())
+        self.pulses = (self._plain.pulse, self._keyed.pulse)
+        """Of what stores the jobs of concurrent callers."""
+        self._may_only_enqueue = False
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """
@@ -71,6 +89,35 @@ class Jobs:
         at all is stored) and DatabaseUnavailable when it isn't known whether they were
         stored: the same call again is safe for jobs with an idempotency key.
         """
+        if self._may_only_enqueue:
+            return await self._enqueue_by_function(jobs)
+        try:
+            return await self._enqueue(jobs)
+        except PrivilegeMissing:
+            # Whoever may call the function and no more is a producer; nothing was stored.
+            with suppress(PrivilegeMissing):
+                stored = await self._enqueue_by_function(jobs)
+                self._may_only_enqueue = True
+                return stored
+            raise
+
+    async def _enqueue_by_function(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """The same for a role that may call `enqueue_jobs` and touch no table. Raises KeyConflict."""
+        if not jobs:
+            return []
+        for tries_left in reversed(range(RACE_ROUNDS)):
+            try:
+                rows = await self._database.fetch("enqueue_jobs", jobs=encode_jobs(jobs))
+            except DatabaseUnavailable as error:
+                if not (deadlocked(error) and tries_left):
+                    raise
+                continue
+            answer = decode_answer(rows[0]["answer"])
+            if not (tries_left and any(one.key_gone for one in answer.differing)):
+                break
+        return outcomes(answer, [record_of(job) for job in jobs])
+
+    async def _enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         places = {place: await self._queues.ensure(*place) for place in {(job.queue, job.priority) for job in jobs}}
         records = [record_of(job, places[job.queue, job.priority]) for job in jobs]
         if len(records) != 1:
@@ -119,9 +166,7 @@ class Jobs:
         jobs, hint = encode_records(records), self._hints.offer(due_soon(records, datetime.now(UTC)))
         for tries_left in reversed(range(RACE_ROUNDS)):
             try:
-                rows = await self._database.fetch(
-                    "enqueue", jobs=jobs, whole=whole, channel=self._database.channel, hint=hint
-                )
+                rows = await self._hints.fetch("enqueue", jobs=jobs, whole=whole, hint=hint)
                 break
             except DatabaseUnavailable as error:
                 # With somebody's transaction that took keys in another order. Nothing of this is stored.
@@ -132,14 +177,12 @@ class Jobs:
         return answer
 
     async def _send_plain(self, records: Sequence[Record], hint: Hint) -> datetime:
-        rows = await self._database.fetch(
-            "enqueue_plain", jobs=encode_records(records), channel=self._database.channel, hint=hint
-        )
+        rows = await self._hints.fetch("enqueue_plain", jobs=encode_records(records), hint=hint)
         created_at: datetime = rows[0]["created_at"]
         return created_at
 
     async def _send_one(self, record: Record, hint: Hint) -> datetime:
-        rows = await self._database.fetch(
+        rows = await self._hints.fetch(
             "enqueue_one",
             id=record.id,
             queue_id=record.queue_id,
@@ -156,7 +199,6 @@ class Jobs:
             trace_context=record.trace_context,
             expires_at=record.expires_at,
             expires_microseconds=record.expires_microseconds,
-            channel=self._database.channel,
             hint=hint,
         )
         created_at: datetime = rows[0]["created_at"]
@@ -164,7 +206,7 @@ class Jobs:
 
     async def get(self, job_id: UUID) -> Job:
         """Read a job as it is now. Raises JobNotFound."""
-        rows = await self._database.fetch("read_jobs", ids=[job_id])
+        rows = await self._database.fetch("read_jobs", ids=[job_id], payloads=True)
         if not rows:
             raise not_found(job_id)
         return job_of_row(rows[0])
@@ -186,12 +228,8 @@ class Jobs:
         """
         queue_id = await self._queue_of(job_id)
         for _ in range(RACE_ROUNDS):
-            rows = await self._database.fetch(
-                "cancel",
-                id=job_id,
-                queue_id=queue_id,
-                channel=self._database.channel,
-                hint=self._hints.cancellation(queue_id, job_id),
+            rows = await self._hints.fetch(
+                "cancel", id=job_id, queue_id=queue_id, hint=self._hints.cancellation(queue_id, job_id)
             )
             if rows:
                 return Status.CANCELLED if rows[0]["effect"] == "cancelled" else Status.PROCESSING
@@ -211,12 +249,8 @@ class Jobs:
         """
         queue_id = await self._queue_of(job_id)
         for _ in range(RACE_ROUNDS):
-            rows = await self._database.fetch(
-                "retry",
-                id=job_id,
-                queue_id=queue_id,
-                channel=self._database.channel,
-                hint=self._hints.immediate({queue_id}),
+            rows = await self._hints.fetch(
+                "retry", id=job_id, queue_id=queue_id, hint=self._hints.immediate({queue_id})
             )
             if not rows:
                 job = await self.get(job_id)
@@ -243,10 +277,10 @@ class Jobs:
 
 
 def job_of_row(row: Row) -> Job:
-    """Make a Job of a row of `read_jobs.sql`."""
+    """Make a Job of a row of `read_jobs.sql`; its payload is `null` where it wasn't read."""
     fields: dict[str, Any] = dict(row)
     fields["status"] = Status(fields["status"])
-    fields["payload"] = msgspec.Raw(fields["payload"])
+    fields["payload"] = msgspec.Raw(fields["payload"] or b"null")
     for name in ("result", "metadata", "progress"):
         if fields.get(name) is not None:
             fields[name] = msgspec.Raw(fields[name])

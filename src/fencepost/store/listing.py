@@ -12,12 +12,15 @@ from fencepost.domain.fields import check_queue, check_tags
 from fencepost.domain.ids import first_id_at
 from fencepost.domain.job import Job, Status
 from fencepost.errors import InvalidJob, QueueNotFound
-from fencepost.store.database import Database, Querier
+from fencepost.store.database import Database, Querier, Row
 from fencepost.store.jobs import job_of_row
 from fencepost.store.queues import Queues
 
 SCAN_ROWS = 5_000
 """How many jobs one page may look at."""
+PAGE_BYTES = 4 << 20
+"""How large the payloads, results and metadata of one page may be; a little more is read, some jobs at a time."""
+READ_JOBS = 8
 _LAST_ID = UUID(int=(1 << 128) - 1)
 
 _STATEMENTS = {
@@ -61,12 +64,13 @@ class Listing:
         self._database = database
         self._queues = queues
 
-    async def page(self, which: Filter, *, limit: int, before: UUID | None = None) -> Page:
+    async def page(self, which: Filter, *, limit: int, before: UUID | None = None, payloads: bool = True) -> Page:
         """
-        Read up to *limit* jobs older than *before*.
+        Read up to *limit* jobs older than *before*, with what may be large of them (payload, result, metadata) or not.
 
         A page that isn't full may still have a next one: no more than `SCAN_ROWS` jobs are
-        looked at for it. The jobs of a page are read in one snapshot.
+        looked at for it, and with *payloads* it ends where these add up to `PAGE_BYTES` or a little
+        more. The jobs of a page are read in one snapshot.
 
         Raises InvalidJob for a condition that no job could ever meet.
         """
@@ -79,17 +83,38 @@ class Listing:
         async with self._database.transaction(snapshot=True) as session:
             places = await find(session, name, which, queue_id=queue_id, limit=limit, before=before)
             ids = [job_id for job_id, _ in places.found]
-            records = await session.fetch("read_jobs", ids=ids) if ids else []
-        return Page([job_of_row(row) for row in records], places.next_before)
+            if payloads or not ids:
+                rows, ids_read = await _read_some(session, ids)
+            else:
+                rows, ids_read = await session.fetch("read_jobs", ids=ids, payloads=False), len(ids)
+        return Page(
+            [job_of_row(row) for row in rows], places.next_before if ids_read == len(ids) else ids[ids_read - 1]
+        )
 
-    async def named(self, which: Filter, ids: Sequence[UUID]) -> list[Job]:
-        """Read those of these jobs that match, newest first. Raises InvalidJob as `page` does."""
+    async def named(self, which: Filter, ids: Sequence[UUID], *, payloads: bool = True) -> list[Job]:
+        """
+        Read those of these jobs that match, newest first, with what may be large of them or not.
+
+        Raises InvalidJob as `page` does.
+        """
         check(which)
         found: list[Job] = []
         for start in range(0, len(ids), SCAN_ROWS):
-            rows = await self._database.fetch("read_jobs", ids=list(ids[start : start + SCAN_ROWS]))
+            rows = await self._database.fetch("read_jobs", ids=list(ids[start : start + SCAN_ROWS]), payloads=payloads)
             found += [job_of_row(row) for row in rows]
         return [job for job in found if _matches(job, which)]
+
+
+async def _read_some(session: Querier, ids: Sequence[UUID]) -> tuple[list[Row], int]:
+    """The first of these jobs with their payloads, until those are enough for a page; and how many ids that were."""
+    found: list[Row] = []
+    size = reached = 0
+    while reached < len(ids) and size < PAGE_BYTES:
+        rows = await session.fetch("read_jobs", ids=list(ids[reached : reached + READ_JOBS]), payloads=True)
+        size += sum(len(row[name] or b"") for row in rows for name in ("payload", "result", "metadata"))
+        found += rows
+        reached = min(reached + READ_JOBS, len(ids))
+    return found, reached
 
 
 def check(which: Filter) -> None:

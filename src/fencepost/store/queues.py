@@ -87,12 +87,6 @@ class Queues:
 
     async def _set_paused(self, name: str, *, paused: bool) -> QueueState:
         queue_id = await self.id_of(name)
-        await self._database.fetch(
-            "pause_queue",
-            queue_id=queue_id,
-            paused=paused,
-            channel=self._database.channel,
-            hint=self._hints.immediate({queue_id}),
-        )
+        await self._hints.fetch("pause_queue", queue_id=queue_id, paused=paused, hint=self._hints.immediate({queue_id}))
         self._hints.committed({queue_id})
         return await self.state(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import cast
 
 import msgspec
 
@@ -58,8 +59,9 @@ class Endings:
         if attempt.interruption is not None:
             return self.interrupted(attempt)
         policy = self._policy_of(attempt)
-        if isinstance(error, ChildFailure):
-            return outcome.judged(attempt.lease, error.judgement, policy)
+        # By its type, since what a class of the program's own says it is may raise.
+        if issubclass(type(error), ChildFailure):
+            return outcome.judged(attempt.lease, cast(ChildFailure, error).judgement, policy)
         return outcome.failed(attempt.lease, error, policy)
 
     def interrupted(self, attempt: Attempt) -> Outcome | None:

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -198,7 +199,9 @@ class Executor:
         try:
             result = await (self._execute(attempt) if self._tracer is None else self._trace(attempt, self._tracer))
         except BaseException as error:
-            log.exception("fault while running a job", extra={"job_id": str(attempt.lease.id)})
+            # Printing it may fail as well; the attempt must end all the same, or its slot never comes back.
+            with suppress(BaseException):
+                log.exception("fault while running a job", extra={"job_id": str(attempt.lease.id)})
             result = self._endings.fault(attempt, error)
         if attempt.grace is not None:
             attempt.grace.cancel()

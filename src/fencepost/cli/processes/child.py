@@ -28,7 +28,7 @@ from fencepost.cli.processes.messages import Config, Drain, Order, StopClaiming
 from fencepost.cli.signals import StopSignals
 from fencepost.cli.worker_thread import WorkerThread, new_event_loop
 from fencepost.errors import FencepostError
-from fencepost.settings import Secret
+from fencepost.settings import Secret, Settings
 from fencepost.telemetry import logs
 from fencepost.telemetry.tally import Tally
 from fencepost.worker.runtime import Runtime
@@ -56,13 +56,17 @@ def main() -> None:
     try:
         with _ending_with_the_parent(link):
             # With the address, for what the handlers enqueue.
-            settings = msgspec.structs.replace(config.settings, database_url=Secret(config.dsn))
+            settings = msgspec.structs.replace(
+                config.settings,
+                database_url=Secret(config.dsn),
+                listen_url=None if config.listen_dsn is None else Secret(config.listen_dsn),
+            )
             runtime = application(config.app, settings).runtime()
     except FencepostError as error:
         link.sendall(messages.line(messages.Refused(str(error), error.exit_code)))
         sys.exit(error.exit_code)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        sys.exit(runner.run(_run(link, config, runtime)))
+        sys.exit(runner.run(_run(link, config, settings, runtime)))
 
 
 @contextmanager
@@ -95,9 +99,9 @@ def _is_over(link: socket.socket) -> bool:
         return True
 
 
-async def _run(link: socket.socket, config: Config, runtime: Runtime) -> int:
+async def _run(link: socket.socket, config: Config, settings: Settings, runtime: Runtime) -> int:
     reader, writer = await asyncio.open_unix_connection(sock=link, limit=messages.LINE_LIMIT)
-    child = _Child(config, runtime, reader, writer)
+    child = _Child(config, settings, runtime, reader, writer)
     try:
         return await child.run()
     except FencepostError as error:
@@ -113,11 +117,13 @@ class _Child:
     def __init__(
         self,
         config: Config,
+        settings: Settings,
         runtime: Runtime,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self._config = config
+        self._settings = settings
         self._runtime = runtime
         self._reader = reader
         self._writer = writer
@@ -126,14 +132,14 @@ class _Child:
 
     async def run(self) -> int:
         """Work until there is a reason to stop, then stop in order; returns the exit code. Raises FencepostError."""
-        settings = self._config.settings
+        settings = self._settings
         signals = StopSignals(announce=False)
         worker = WorkerThread(lambda: Worker(self._config.dsn, self._runtime, settings, self._tally))
         await worker.start()
         self.say(messages.Ready())
         ordered = asyncio.create_task(self._obey(worker), name="fencepost-orders")
         signalled = asyncio.create_task(signals.stop.wait(), name="fencepost-signals")
-        reporting = asyncio.create_task(self._report(), name="fencepost-reports")
+        reporting = asyncio.create_task(self._report(worker), name="fencepost-reports")
         reasons: list[asyncio.Future[object]] = [ordered, signalled, worker.failed]  # type: ignore[list-item]
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
         timeout = ordered.result() if ordered.done() else settings.shutdown_timeout_seconds
@@ -170,7 +176,7 @@ class _Child:
         if not self._draining:
             log.warning("the parent process is gone; stopping")
         self._writer.close()
-        return self._config.settings.shutdown_timeout_seconds
+        return self._settings.shutdown_timeout_seconds
 
     async def _next_line(self) -> bytes:
         try:
@@ -186,12 +192,17 @@ class _Child:
         self._count()
         self.say(messages.Drained(handlers_left))
 
-    async def _report(self) -> None:
+    async def _report(self, worker: WorkerThread) -> None:
+        told_at = -messages.ALIVE_SECONDS
         while True:
-            await asyncio.sleep(REPORT_SECONDS)
+            loops = worker.look()
             # A parent that doesn't read (a stopped one) gets the sum once it does.
             if self._writer.transport.get_write_buffer_size() == 0:
                 self._count()
+                if time.monotonic() - told_at >= messages.ALIVE_SECONDS:
+                    told_at = time.monotonic()
+                    self.say(messages.Alive(loops))
+            await asyncio.sleep(REPORT_SECONDS)
 
     def _count(self) -> None:
         counts = self._tally.take()

@@ -1,7 +1,7 @@
 -- Cancel jobs: at once while they are pending, by request while they run. Leaves those that have ended alone.
 --
 -- Parameters: ids, at most a batch; pending and processing, whether to cancel where they wait, where they run, or both;
---   hints, the wake-up for the worker of each, in the order of ids; channel.
+--   hints, the wake-up for the worker of each, in the order of ids (null: none); channel.
 -- Returns: a row for each that was there in this statement's snapshot: its queue, and the effect, 'cancelled' or
 --   'requested'. Null: another transaction held it or had just moved it, so look again.
 -- Index: the primary keys. Locks: the rows that are changed; those that a claim, a settlement or recovery holds are
@@ -79,6 +79,7 @@ select s.id, s.queue_id,
                     select pg_notify(cast(:channel as text), h.hint)
                       from unnest(cast(:ids as uuid[]), cast(:hints as text[])) h (id, hint)
                      where h.id = s.id
+                       and h.hint is not null
                 ) as text
             ) end as sent
   from seen s

@@ -42,4 +42,7 @@ asked as (
 )
 select 'cancelled' as effect, null::text as sent from ended
 union all
-select 'requested', pg_notify(cast(:channel as text), cast(:hint as text))::text from asked
+select 'requested',
+       case when cast(:hint as text) is not null
+            then cast(pg_notify(cast(:channel as text), cast(:hint as text)) as text) end
+  from asked

@@ -1,9 +1,13 @@
--- The full records of some jobs, newest first, each as it is in this statement's snapshot.
+-- The records of some jobs, newest first, each as it is in this statement's snapshot.
 --
+-- Parameters: ids; payloads, whether to read what may be large too: payload, result, metadata. They may be a megabyte
+--   and more for each job, and are null without it.
 -- Index: the primary keys, one partition each. Locks: none.
-select j.id, j.type, q.name as queue, j.priority, j.payload, j.max_attempts, j.timeout_seconds, j.created_at,
-       j.idempotency_key, j.request_id, j.unique_key, j.tags, j.metadata, j.trace_context, j.expires_at,
-       p.run_at, l.locked_until, l.cancel_requested_at, l.progress, f.finished_at, f.result,
+select j.id, j.type, q.name as queue, j.priority, case when cast(:payloads as bool) then j.payload end as payload,
+       j.max_attempts, j.timeout_seconds, j.created_at, j.idempotency_key, j.request_id, j.unique_key, j.tags,
+       case when cast(:payloads as bool) then j.metadata end as metadata, j.trace_context, j.expires_at,
+       p.run_at, l.locked_until, l.cancel_requested_at, l.progress, f.finished_at,
+       case when cast(:payloads as bool) then f.result end as result,
        case when p.id is not null then 'pending' when l.id is not null then 'processing' else f.status end as status,
        coalesce(p.attempts, l.attempt, f.attempts) as attempts,
        coalesce(p.token, l.token, f.token) as lease_token,

@@ -100,7 +100,7 @@ select case when p.id is not null then 'retried'
             when s.stands then 'held'
             else 'moving' end as effect,
        s.job_id as holder,
-       case when p.id is not null
+       case when p.id is not null and cast(:hint as text) is not null
             then cast((select pg_notify(cast(:channel as text), cast(:hint as text))) as text) end as sent
   from lane l
   left join placed p on p.id = l.id
