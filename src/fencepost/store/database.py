@@ -217,7 +217,8 @@ class Database:
     async def _open(self) -> None:
         pool = await asyncpg.create_pool(
             self.dsn,
-            min_size=1,
+            # A floor is restored by the driver itself, which logs a trace at each try while the database is away.
+            min_size=0,
             max_size=self._connections,
             connection_class=_Connection,
             max_inactive_connection_lifetime=300,
@@ -225,7 +226,8 @@ class Database:
             **self._options(self._settings),
         )
         try:
-            async with pool.acquire(timeout=ACQUIRE_SECONDS) as connection:
+            # Nobody else holds one yet, and connecting has a time of its own.
+            async with pool.acquire() as connection:
                 if self.pooler is Pooler.NONE:
                     await pooling.check_direct(connection, self._settings)
                 elif self.pooler is Pooler.SESSION:
