@@ -13,7 +13,7 @@ define install
 	@touch $@
 endef
 
-.PHONY: help run test check tests bench-peers clean
+.PHONY: help run test check tests fast fuzz chaos bench-peers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,11 +33,22 @@ tests: .venv/.test ## The tests alone: all on the embedded PostgreSQL, the store
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	$(BIN)/python -m tests.system_server
 
+chaos: .venv/.test ## Two minutes of faults against a fleet of its own (CHAOS='--seed 8 --minutes 10 --preset kills' for another run)
+	@mkdir -p .chaos
+	$(BIN)/python -m chaos --report .chaos/report.json $(CHAOS)
+
+fast: .venv/.test ## The quick tests, while working: three minutes
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not slow'
+
+fuzz: .venv/.test ## 200,000 broken requests at a service of its own (FUZZ='--seed 7 --requests 10000')
+	$(BIN)/python -m tests.fuzz --report .fuzz/report.json $(FUZZ)
+	$(BIN)/python -m pytest tests/fuzz
+
 bench-peers: .venv/.test ## The same work through other job queues, side by side (half an hour; BENCH='--quick' to try it)
 	$(BIN)/python benchmarks/peers/run.py --json .bench/peers.json --markdown .bench/peers.md --svg .bench/peers.svg $(BENCH)
 
 clean: ## Remove what was installed and generated; the data in .fencepost/ stays
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .fuzz .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
 .venv/.run: pyproject.toml
 	$(call install,server$(COMMA)embedded)

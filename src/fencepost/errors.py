@@ -17,6 +17,7 @@ Everything fencepost raises on purpose.
     ├── SchemaMismatch        the database's schema isn't the one this version needs
     ├── EmbeddedError         the private PostgreSQL can't be started
     └── DatabaseUnavailable   the database can't be reached; try again later
+        └── PrivilegeMissing  the database refuses this to our role, until it is granted
 
     Permanent, Retry, Snooze, Cancel   what a handler raises to say how its attempt ends
 
@@ -185,6 +186,17 @@ class DatabaseUnavailable(FencepostError):
     code = "database_unavailable"
     http_status = 503
     exit_code = 6
+
+
+class PrivilegeMissing(DatabaseUnavailable):
+    """
+    The database refuses this to the role that fencepost connects as; nothing was done.
+
+    Waiting doesn't change it, `fencepost grant` does. What runs goes on by itself from then on.
+    """
+
+    code = "privilege_missing"
+    exit_code = 4
 
 
 class Permanent(FencepostError):

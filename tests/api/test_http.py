@@ -15,6 +15,7 @@ import pytest
 from fencepost.api.app import Services, operations
 from fencepost.api.middleware import shown_path
 from fencepost.errors import DatabaseUnavailable
+from fencepost.telemetry.pulses import LoopState
 from tests.api.support import client_of, created, error_of, own_database
 
 pytestmark = pytest.mark.anyio
@@ -235,6 +236,23 @@ async def test_readiness(services: Services) -> None:
         served = await api.post("/jobs", json={"type": "echo"})
         assert (served.status_code, served.headers["connection"]) == (201, "close")
         assert (await api.get("/nope")).headers["connection"] == "close"
+
+
+async def test_a_stuck_loop_makes_it_unready(services: Services) -> None:
+    states = [LoopState(name="dispatcher", age_seconds=1.0)]
+    services.readiness.watch(lambda: states)
+    async with client_of(services) as api:
+        assert (await api.get("/readyz")).status_code == 200
+        states[0] = LoopState(name="pruner", age_seconds=99.0, trouble="the pruner is late", is_vital=False)
+        assert (await api.get("/readyz")).status_code == 200
+        states[0] = LoopState(name="dispatcher", age_seconds=99.0, trouble="the dispatcher has not come round")
+        response = await api.get("/readyz")
+        assert (response.status_code, response.headers["x-error-code"]) == (503, "not_ready")
+        assert "the dispatcher has not come round" in error_of(response)
+        # Requests are served all the same, and connections go on.
+        served = await api.post("/jobs", json={"type": "echo"})
+        assert (served.status_code, "connection" in served.headers) == (201, False)
+        assert (await api.get("/healthz")).status_code == 200
 
 
 async def test_readiness_without_a_database(services: Services) -> None:

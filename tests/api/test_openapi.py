@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,6 +81,31 @@ async def test_bounds_in_it_are_the_ones_that_hold(api: httpx2.AsyncClient) -> N
         low, high = properties[name]["minimum"], properties[name]["maximum"]
         for value, status in ((low, 201), (high, 201), (low - 1, 400), (high + 1, 400)):
             assert (await api.post("/jobs", json={"type": "echo", name: value})).status_code == status
+
+
+async def test_the_types_in_it_are_the_registered_ones(api: httpx2.AsyncClient) -> None:
+    schemas = (await api.get("/openapi.json")).json()["components"]["schemas"]
+    assert schemas["JobRequest"]["properties"]["type"]["enum"] == ["echo", "other", "send_email"]
+    assert schemas["SubmitRequest"]["properties"]["payload"]["properties"]["task"]["enum"] == [
+        "echo",
+        "other",
+        "send_email",
+    ]
+
+
+async def test_names_and_keys_in_it_are_the_ones_that_hold(api: httpx2.AsyncClient) -> None:
+    properties = (await api.get("/openapi.json")).json()["components"]["schemas"]["JobRequest"]["properties"]
+    for name, good, bad in (
+        ("queue", ("a", "_", "0.a:b-c", "q" * 100), ("", "-a", "a b", "ä", "q" * 101, "a\n")),
+        ("idempotency_key", ("a", "a b", "~" * 255), ("", " a", "a ", "ä", "k" * 256, "a\n")),
+    ):
+        schema = properties[name]
+        for value in (*good, *bad):
+            # As JSON Schema has it, where $ is the end and nothing else.
+            says = len(value) <= schema["maxLength"] and re.fullmatch(schema["pattern"][1:-1], value) is not None
+            assert says == (value in good)
+            status = (await api.post("/jobs", json={"type": "echo", name: value})).status_code
+            assert status == (201 if says else 400), value
 
 
 async def test_answers_have_the_fields_that_it_says(api: httpx2.AsyncClient) -> None:

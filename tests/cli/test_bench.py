@@ -53,6 +53,7 @@ READ = {
         )
     ),
 }
+LEVELS = ("memory_megabytes", "tasks", "threads", "open_files")
 FIGURES = {
     "insert-one": {"commits_per_second"},
     "enqueue-one": {"jobs_per_second"},
@@ -77,7 +78,10 @@ FIGURES = {
         *("claim_p50_ms", "claim_p99_ms", "empty_claim_p50_ms", "empty_claim_p99_ms", "ratio_to_empty"),
         *READ,
     },
-    "memory": {"half_way_memory_megabytes", "memory_megabytes", "ratio_to_half_way", "peak_memory_megabytes"},
+    "memory": {
+        *("half_way_memory_megabytes", "memory_megabytes", "ratio_to_half_way", "peak_memory_megabytes"),
+        *(f"{half}_half_{level}" for half in ("first", "second") for level in LEVELS),
+    },
 }
 MAY_BE_NOTHING = {
     "left_at_the_end",
@@ -94,6 +98,7 @@ MAY_BE_UNKNOWN = {
     "half_way_memory_megabytes",
     "memory_megabytes",
     "ratio_to_half_way",
+    *(f"{half}_half_{level}" for half in ("first", "second") for level in LEVELS),
 }
 
 
@@ -138,10 +143,10 @@ def nothing_left(server_url: str) -> Iterator[None]:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_every_measure_has_its_figures(server_url: str) -> None:
-    ended = bench(*TINY, "--json", url=server_url)
+    ended = bench(*TINY, "--failures", "0.05", "--json", url=server_url)
     assert ended.returncode == 0, ended.stderr
     said = msgspec.json.decode(ended.stdout)
-    assert set(said) == {"fencepost", "python", "machine", "server", "plan", "repeats", "medians", "runs"}
+    assert set(said) == {"fencepost", "python", "machine", "server", "plan", "repeats", "medians", "runs", "levels"}
     assert {"server_version", "fsync", "synchronous_commit"} <= set(said["server"])
     assert said["plan"] == {
         "jobs": 60,
@@ -151,6 +156,7 @@ def test_every_measure_has_its_figures(server_url: str) -> None:
         "log_lines": False,
         "seconds": 1.0,
         "rate": 100.0,
+        "failures": 0.05,
     }
     assert {kind: set(figures) for kind, figures in said["medians"].items()} == FIGURES
     for kind, figures in said["medians"].items():
@@ -161,11 +167,20 @@ def test_every_measure_has_its_figures(server_url: str) -> None:
             else:
                 assert value > 0 or (value == 0 and name in MAY_BE_NOTHING), f"{kind}: {name} is {value}"
 
+    ((*looks, last),) = said["levels"]["memory"]
+    # 600 jobs, of which 30 ran twice.
+    assert last["started"] == 630
+    assert [look["started"] for look in looks] == sorted(look["started"] for look in looks)
+    assert last["tasks"] > 5
+    if Path("/proc/self/fd").exists():
+        assert last["threads"] >= 1
+        assert last["open_files"] > 5
+
 
 def test_every_figure_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/benchmarks.md").read_text(encoding="utf-8")
     for name in set().union(*FIGURES.values()):
-        if not name.startswith(("first_third_", "last_third_", "list_")):
+        if not name.startswith(("first_third_", "last_third_", "list_", "first_half_", "second_half_")):
             assert f"`{name}`" in page, f"{name} is not in the benchmarks page"
 
 

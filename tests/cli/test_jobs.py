@@ -94,6 +94,20 @@ def test_a_list_shows_what_matches_newest_first(database_url: str) -> None:
     assert fencepost("jobs", "list", "--until", "1h", DATABASE_URL=database_url).stdout == ""
 
 
+def test_a_list_says_nothing_to_the_terminal(database_url: str) -> None:
+    """An error may quote what somebody sent: a title for the window, another line, text from right to left."""
+    [dead] = store(database_url, [job(max_attempts=1)])
+
+    async def fail(jobs: Jobs, workers: WorkerStore, queue_id: int) -> None:
+        [lease] = await claim(workers, queue_id)
+        words = "\x1b]0;title\x07 \r\x9b2J \u202e and more\nsecond line"
+        await workers.settle(queue_id, [ended(lease, *DEAD, error=words)])
+
+    on(database_url, fail)
+    shown = fencepost("jobs", "list", DATABASE_URL=database_url)
+    assert shown.stdout == f"{dead} dead_letter work default 1/1 \ufffd]0;title\ufffd \ufffd\ufffd2J \ufffd and more\n"
+
+
 def test_a_retry_puts_back_and_spreads(database_url: str) -> None:
     ids = store(database_url, [job(max_attempts=1) for _ in range(20)], ending=DEAD)
     done = fencepost("jobs", "retry", "--type", "work", "--spread", "1h", "--json", DATABASE_URL=database_url)

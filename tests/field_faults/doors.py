@@ -37,7 +37,11 @@ class Doors:
 
     def all(self, **options: Any) -> dict[str, Door]:
         """The doors by their names."""
-        job = self._echo.options(**options)
+
+        # Refused where it is said, so not said before its door is tried.
+        def job() -> Any:
+            return self._echo.options(**options)
+
         return {
             "library": lambda payloads: self._library(job, payloads),
             "library, sync": lambda payloads: asyncio.to_thread(self._library_sync, job, payloads),
@@ -48,28 +52,30 @@ class Doors:
             "sql": lambda payloads: self._sql(payloads, options),
         }
 
-    async def _library(self, job: Any, payloads: Sequence[Any]) -> list[UUID]:
+    async def _library(self, job_of: Callable[[], Any], payloads: Sequence[Any]) -> list[UUID]:
+        job = job_of()
         if len(payloads) == 1:
             return [(await job.enqueue(payloads[0])).id]
         return [handle.id for handle in await self._app.enqueue_many([job.call(one) for one in payloads])]
 
-    def _library_sync(self, job: Any, payloads: Sequence[Any]) -> list[UUID]:
+    def _library_sync(self, job_of: Callable[[], Any], payloads: Sequence[Any]) -> list[UUID]:
+        job = job_of()
         if len(payloads) == 1:
             return [job.enqueue_sync(payloads[0]).id]
         return [handle.id for handle in self._app.enqueue_many_sync([job.call(one) for one in payloads])]
 
-    async def _within_asyncpg(self, job: Any, payloads: Sequence[Any]) -> list[UUID]:
+    async def _within_asyncpg(self, job_of: Callable[[], Any], payloads: Sequence[Any]) -> list[UUID]:
         connection = await asyncpg.connect(self._dsn)
         try:
             async with connection.transaction():
-                calls = [job.call(one) for one in payloads]
+                calls = [job_of().call(one) for one in payloads]
                 return [handle.id for handle in await self._app.enqueue_many(calls, within=connection)]
         finally:
             await connection.close()
 
-    def _within_psycopg(self, job: Any, payloads: Sequence[Any]) -> list[UUID]:
+    def _within_psycopg(self, job_of: Callable[[], Any], payloads: Sequence[Any]) -> list[UUID]:
         with psycopg.connect(self._dsn) as connection:
-            calls = [job.call(one) for one in payloads]
+            calls = [job_of().call(one) for one in payloads]
             return [handle.id for handle in self._app.enqueue_many_sync(calls, within=connection)]
 
     async def _http(self, payloads: Sequence[Any], options: dict[str, Any], *, lines: bool = False) -> list[UUID]:

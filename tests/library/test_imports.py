@@ -43,7 +43,9 @@ HEAVY = (
     "importlib.resources", "fencepost.store.database", "fencepost.worker", "fencepost.embedded", "fencepost.api",
     "fencepost.cli",
 )  # fmt: skip
-BUDGET_MILLISECONDS = 80
+ASYNCIO = "import asyncio"
+BUDGET = 1.5
+"""Of what asyncio takes, which the first `enqueue` needs anyway: 1.1 here, and 61 ms on an idle machine."""
 RUNS = 7
 
 
@@ -54,18 +56,27 @@ def test_enqueueing_in_a_callers_connection_loads_little() -> None:
 
 def test_it_is_quick() -> None:
     """
-    Measured by processor time, and by the best of several: other tests run beside this one.
+    Measured by processor time against asyncio's in the same minute, and by the best of several.
 
-    On an idle machine it is what a clock on the wall shows, too, since nothing here waits.
+    Other tests run beside this one, and a busy machine takes twice the time for everything.
     """
-    wall, used = [], []
+    wall, used, asyncios = [], [], []
     for _ in range(RUNS):
-        began, before = time.perf_counter(), _used_by_children()
-        subprocess.run([sys.executable, "-c", ENQUEUE_ONLY], check=True, timeout=60)
+        began = time.perf_counter()
+        used.append(_takes(ENQUEUE_ONLY))
         wall.append((time.perf_counter() - began) * 1000)
-        used.append((_used_by_children() - before) * 1000)
-    print(f"enqueue-only start: {min(used):.0f} ms of processor time; {statistics.median(wall):.0f} ms, median")
-    assert min(used) < BUDGET_MILLISECONDS
+        asyncios.append(_takes(ASYNCIO))
+    print(
+        f"enqueue-only start: {min(used):.0f} ms of processor time, asyncio {min(asyncios):.0f} ms; "
+        f"{statistics.median(wall):.0f} ms on the wall, median"
+    )
+    assert min(used) < BUDGET * min(asyncios)
+
+
+def _takes(code: str) -> float:
+    before = _used_by_children()
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    return (_used_by_children() - before) * 1000
 
 
 def _used_by_children() -> float:

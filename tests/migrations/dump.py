@@ -62,7 +62,10 @@ _FUNCTIONS = """
 select p.proname as name, pg_get_function_identity_arguments(p.oid) as arguments,
        pg_get_function_result(p.oid) as result, l.lanname as language, p.provolatile::text as volatility,
        p.proparallel::text as parallel, p.proisstrict as strict, p.prosecdef as definer,
-       array_to_string(p.proconfig, ', ') as settings, p.prosrc as body
+       array_to_string(p.proconfig, ', ') as settings, p.prosrc as body,
+       not exists (
+           select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0
+       ) as granted
   from pg_proc p
   join pg_language l on l.oid = p.prolang
  where p.pronamespace = cast($1 as regnamespace)
@@ -125,6 +128,7 @@ def _function(function: Any) -> str:
         {"s": "parallel safe", "r": "parallel restricted", "u": "parallel unsafe"}[function["parallel"]],
         *(["strict"] if function["strict"] else []),
         *(["security definer"] if function["definer"] else []),
+        *([] if function["granted"] else ["anybody's"]),
         *([function["settings"]] if function["settings"] else []),
     ]
     body = "\n".join("    " + line for line in function["body"].strip().splitlines())

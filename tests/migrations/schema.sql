@@ -235,7 +235,7 @@ function bytes_of(low uuid, high uuid, ids uuid[]) returns bigint
         )
 
 function cancel_replaced(waiting uuid, its_queue integer, successor uuid) returns void
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog
+    plpgsql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp
     -- Ends a waiting job, whose row is locked, in favour of another with its unique key. For enqueue_jobs only.
     --
     -- The history says by which. The entry takes a token of its own, since the job's last one may have an entry already.
@@ -271,7 +271,7 @@ function cancel_replaced(waiting uuid, its_queue integer, successor uuid) return
     end
 
 function check_job(type text, payload jsonb, queue text, priority integer, max_attempts integer, run_at timestamp with time zone, delay interval, timeout interval, expires interval, idempotency_key text, tags text[], metadata jsonb) returns void
-    plpgsql, stable, parallel unsafe, search_path=pg_catalog
+    plpgsql, stable, parallel unsafe, search_path=pg_catalog, pg_temp
     -- Raises invalid_parameter_value when an argument of enqueue can't be. The same limits as the API's.
     declare
         a_name constant text := 'must be 1 to 100 of the characters A-Z a-z 0-9 _ . : - '
@@ -330,7 +330,7 @@ function check_job(type text, payload jsonb, queue text, priority integer, max_a
     end
 
 function check_unique(key text, asked_until text, until text, period interval, mode text) returns void
-    plpgsql, stable, parallel unsafe, search_path=pg_catalog
+    plpgsql, stable, parallel unsafe, search_path=pg_catalog, pg_temp
     -- Raises invalid_parameter_value when what enqueue is told about a unique key can't be.
     declare
         wrong text;
@@ -358,7 +358,7 @@ function check_unique(key text, asked_until text, until text, period interval, m
     end
 
 function complete(attempt jsonb) returns boolean
-    sql, volatile, parallel unsafe, search_path=pg_catalog, enable_seqscan=off
+    sql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp, enable_seqscan=off
     -- End a running attempt as completed, in the caller's own transaction: the job is completed if that commits, and
         -- still runs if it doesn't.
         --
@@ -383,7 +383,7 @@ function complete(attempt jsonb) returns boolean
         select exists (select from ended e)
 
 function drop_range(range_start timestamp with time zone, most_jobs integer, most_bytes bigint) returns TABLE(outcome text, removed bigint, moved integer)
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog
+    plpgsql, volatile, parallel unsafe, security definer, search_path=pg_catalog, pg_temp
     -- Drops the three partitions of a range that was surveyed to its end; its survivors go to the default partitions.
     --
     -- Returns: outcome 'dropped', with how many jobs went and how many were moved; 'many' when more than most_jobs or
@@ -480,7 +480,7 @@ function drop_range(range_start timestamp with time zone, most_jobs integer, mos
     end
 
 function enqueue(type text, payload jsonb, queue text, priority integer, max_attempts integer, run_at timestamp with time zone, delay interval, timeout interval, expires interval, idempotency_key text, unique_key text, unique_until text, unique_period interval, unique_mode text, tags text[], metadata jsonb) returns uuid
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog
+    plpgsql, volatile, parallel unsafe, security definer, search_path=pg_catalog, pg_temp
     -- Stores one job in the caller's transaction: it is there when that commits, and not at all if it rolls back.
     --
     -- Returns the id of the job, or of the one that is there already under the idempotency key or the unique key. Raises
@@ -554,7 +554,7 @@ function enqueue(type text, payload jsonb, queue text, priority integer, max_att
     end
 
 function enqueue_jobs(jobs jsonb, wake boolean, whole boolean) returns jsonb
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog
+    plpgsql, volatile, parallel unsafe, security definer, search_path=pg_catalog, pg_temp
     -- Stores jobs, in whatever transaction it is called in. What the library calls; for people there is enqueue.
     --
     -- jobs is an array of objects: id (a UUIDv7), type, queue (or queue_id, of a queue and lane that are known), payload,
@@ -625,8 +625,9 @@ function enqueue_jobs(jobs jsonb, wake boolean, whole boolean) returns jsonb
     end
 
 function ensure_partitions(width interval, ahead integer) returns integer
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog
-    -- Makes the partitions that ids of the coming `ahead` × `width` will need; returns how many ranges were new.
+    plpgsql, volatile, parallel unsafe, security definer, search_path=pg_catalog, pg_temp
+    -- Makes the partitions that ids of the coming `ahead` × `width` will need; returns how many ranges were new. Acts as
+    -- the owner, so it makes no more than anybody needs.
     --
     -- Locks: share update exclusive on the three tables, and for an instant access exclusive on their default
     -- partitions. When they aren't to be had at once it fails, and is tried again later: there are days to do it in,
@@ -638,6 +639,10 @@ function ensure_partitions(width interval, ahead integer) returns integer
         parent text;
         part text;
     begin
+        if width is null or width < interval '1 day' or ahead is null or ahead not between 0 and 100 then
+            raise exception 'width: must be a day or more, and ahead from 0 to 100, not % and %', width, ahead
+                using errcode = 'invalid_parameter_value';
+        end if;
         perform set_config('lock_timeout', '200ms', true);
         perform pg_advisory_xact_lock(hashtextextended('partitions of ' || 'fencepost.jobs'::regclass::oid, 0));
         select greatest(max(ends_at), date_bin(width, clock_timestamp(), timestamptz '2020-01-06 00:00+00'))
@@ -681,7 +686,7 @@ function is_expired(status text, finished_at timestamp with time zone, keep json
         select coalesce(finished_at < now() - make_interval(secs => cast(keep ->> status as float8)), false)
 
 function is_printable(words text) returns boolean
-    sql, immutable, parallel unsafe, search_path=pg_catalog
+    sql, immutable, parallel unsafe, search_path=pg_catalog, pg_temp
     -- No control characters, no invisible ones, no spaces but the plain one, none of private use: what Python calls
         -- printable, but for characters that are not assigned yet.
         select words !~ ('[\u0001-\u001f\u007f-\u00a0\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e'
@@ -690,7 +695,7 @@ function is_printable(words text) returns boolean
                          '\U000e0001-\U0010ffff]')
 
 function new_id() returns uuid
-    sql, volatile, parallel unsafe, search_path=pg_catalog
+    sql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp
     -- A UUIDv7 of this moment: 48 bits of milliseconds, 12 of their fraction, 62 random ones, as the library has it.
         select cast(
                    lpad(to_hex(micros / 1000), 12, '0') || '7' || lpad(to_hex(micros % 1000 * 4096 / 1000), 3, '0')
@@ -699,7 +704,7 @@ function new_id() returns uuid
           from (select cast(floor(extract(epoch from clock_timestamp()) * 1000000) as bigint) as micros) clock
 
 function note_survivor() returns trigger
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog
+    plpgsql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp
     begin
         insert into fencepost.survivors (id) values (new.id) on conflict do nothing;
         return null;
@@ -711,7 +716,7 @@ function part_suffix(range_start timestamp with time zone) returns text
         select to_char(range_start at time zone 'UTC', '_YYYYMMDD"t"HH24MI')
 
 function places_of(jobs jsonb) returns jsonb
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog
+    plpgsql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp
     -- The ids of the queues that jobs name, by name; queues and lanes that are new are made. For enqueue_jobs only.
     --
     -- A queue or a lane that another open transaction has just made is waited for. Both stay for ever, so that concerns
@@ -741,7 +746,7 @@ function places_of(jobs jsonb) returns jsonb
     end
 
 function replays(jobs jsonb, places jsonb, known integer[], unused jsonb) returns jsonb
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog, enable_seqscan=off
+    plpgsql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp, enable_seqscan=off
     -- What the idempotency keys of some places have made, and whether those requests ask for the same again. unused: keys
     -- that the same call has let go of, with what to answer. For enqueue_jobs only.
     --
@@ -803,7 +808,7 @@ function retention_turn() returns boolean
         select pg_try_advisory_xact_lock(hashtextextended('retention of ' || 'fencepost.jobs'::regclass::oid, 0))
 
 function schedule_of(run_at timestamp with time zone, delay interval, expires interval) returns text
-    sql, stable, parallel unsafe, search_path=pg_catalog
+    sql, stable, parallel unsafe, search_path=pg_catalog, pg_temp
     -- The times as asked for, in the words that the library uses, so that either may repeat the other's key.
         select case when run_at is not null
                     then 'at ' || to_char(run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS')
@@ -815,13 +820,13 @@ function schedule_of(run_at timestamp with time zone, delay interval, expires in
                || coalesce(', expires in ' || fencepost.seconds_of(expires) || 's', '')
 
 function seconds_of(length interval) returns text
-    sql, stable, parallel unsafe, search_path=pg_catalog
+    sql, stable, parallel unsafe, search_path=pg_catalog, pg_temp
     -- As Python writes a float.
         select case when seconds like '%.%' or seconds like '%e%' then seconds else seconds || '.0' end
           from (select cast(cast(extract(epoch from length) as float8) as text) as seconds) s
 
 function store_jobs(jobs jsonb, places jsonb, moment timestamp with time zone, left_out integer[]) returns void
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog
+    plpgsql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp
     -- Stores all jobs but those at the places left_out (null: all of them), at a moment of the clock at which this
     -- transaction had its id already. For enqueue_jobs only.
     begin
@@ -871,7 +876,7 @@ function store_jobs(jobs jsonb, places jsonb, moment timestamp with time zone, l
     end
 
 function store_keyed(jobs jsonb, places jsonb, moment timestamp with time zone) returns jsonb
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog
+    plpgsql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp
     -- Stores jobs of which some have an idempotency key or a unique one. For enqueue_jobs only.
     --
     -- Returns an array of what became of those that were not just stored: place, id, effect.
@@ -957,7 +962,7 @@ function store_keyed(jobs jsonb, places jsonb, moment timestamp with time zone) 
     end
 
 function store_unique(job jsonb, places jsonb, moment timestamp with time zone) returns jsonb
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog, enable_seqscan=off
+    plpgsql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp, enable_seqscan=off
     -- Stores a job whose unique key another one may hold, or does what its mode says. For enqueue_jobs only.
     --
     -- Returns what it did if it isn't just that it stored the job: effect, and the id that the caller gets; queue_id and
@@ -1093,7 +1098,7 @@ function survivors_of(low uuid, high uuid, at_most integer) returns uuid[]
         )
 
 function wake_up(jobs jsonb, places jsonb, moment timestamp with time zone, answers jsonb) returns void
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog
+    plpgsql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp
     -- Tells workers, when this transaction commits, which queues have something due by then or within a minute. What is
     -- due later they find by themselves. For enqueue_jobs only.
     declare
@@ -1131,7 +1136,7 @@ function wake_up(jobs jsonb, places jsonb, moment timestamp with time zone, answ
     end
 
 function watch_range(range_start timestamp with time zone) returns boolean
-    plpgsql, volatile, parallel unsafe, search_path=pg_catalog
+    plpgsql, volatile, parallel unsafe, security definer, search_path=pg_catalog, pg_temp
     -- Has every job that ends in an old range from now on noted as a survivor, so that a survey which takes many
     -- statements misses none. Returns false when another process is pruning.
     --

@@ -197,7 +197,7 @@ async def test_the_printed_script_makes_the_same_schema(empty_url: str, sql: Any
 
 
 async def test_an_old_server_is_refused(empty_url: str, monkeypatch: pytest.MonkeyPatch, sql: Any) -> None:
-    monkeypatch.setattr(migrations, "_LOWEST_SERVER", 990000)
+    monkeypatch.setattr(migrations, "LOWEST_SERVER", 990000)
     with pytest.raises(SchemaMismatch, match="fencepost needs 14 or newer"):
         await migrate(Database(empty_url))
     assert await sql.fetchval("select to_regnamespace('fencepost') is null")

@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import msgspec
 
+from tests.patience import limit
+
 START_SECONDS = 30.0
 
 
@@ -130,8 +132,8 @@ class Service:
 
 
 def wait_until(predicate: Callable[[], bool], seconds: float, what: str) -> None:
-    """Until *predicate* holds; fails after *seconds*."""
-    deadline = time.monotonic() + seconds
+    """Until *predicate* holds; fails after *seconds*, and some patience."""
+    deadline = time.monotonic() + limit(seconds)
     while not predicate():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
         time.sleep(0.02)

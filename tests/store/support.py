@@ -15,6 +15,7 @@ from fencepost.domain.job import Lease, NewJob, Status
 from fencepost.domain.outcome import Ending, Outcome
 from fencepost.store.claims import Position
 from fencepost.store.workers import WorkerStore
+from tests.patience import limit
 
 TABLES = ("jobs", "pending", "leases", "finished", "attempts", "idempotency_keys", "unique_keys")
 """Everything that an operation on a job may touch."""
@@ -81,7 +82,7 @@ async def contents(sql: Connection) -> dict[str, list[str]]:
 
 async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 10.0) -> None:
     """Ask again and again until *condition* holds. Raises TimeoutError when it never does."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(limit(seconds)):
         while not await condition():  # noqa: ASYNC110 - what is waited for happens in the server
             await asyncio.sleep(0.002)
 

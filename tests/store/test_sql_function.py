@@ -351,47 +351,6 @@ async def test_any_isolation_level(sql: Connection, jobs: Jobs, level: str) -> N
     assert (await jobs.audit())["jobs"] == 1
 
 
-async def test_a_role_needs_these_rights_and_no_more(sql: Connection, jobs: Jobs) -> None:
-    """What docs/how-to/sql.md says."""
-    role = f"producer_{new_id().hex[-12:]}"
-    await sql.execute(f"create role {role}")
-    try:
-        await sql.execute(f"set role {role}")
-        with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await enqueue(sql, "'work'")
-        await sql.execute("reset role")
-        await sql.execute(
-            f"grant usage on schema fencepost to {role};"
-            f"grant select, insert on fencepost.queues, fencepost.lanes, fencepost.jobs to {role};"
-            f"grant select, insert, update, delete on fencepost.pending to {role};"
-            f"grant select, insert, update, delete on fencepost.idempotency_keys, fencepost.unique_keys to {role};"
-            f"grant select on fencepost.leases to {role};"
-            f"grant select, insert on fencepost.finished, fencepost.attempts to {role};"
-        )
-        await sql.execute(f"set role {role}")
-        first = await enqueue(sql, "'work', unique_key => 'u', idempotency_key => 'k', queue => 'new'")
-        assert await enqueue(sql, "'work', unique_key => 'u', idempotency_key => 'k', queue => 'new'") == first
-        assert await enqueue(sql, "'work', unique_key => 'u', idempotency_key => 'l', delay => '1 h'") == first
-        await enqueue(sql, "'work', unique_key => 'u', unique_mode => 'latest', delay => '1 h'")
-        assert await enqueue(sql, "'work', unique_key => 'u', unique_mode => 'replace'") != first
-        with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await sql.execute("delete from fencepost.jobs")
-        await sql.execute("reset role")
-        await sql.execute(f"drop owned by {role}")
-        await sql.execute(f"grant usage on schema fencepost to {role}")
-        await sql.execute(
-            "alter function fencepost.enqueue security definer; "
-            f"revoke execute on function fencepost.enqueue from public; set role {role}"
-        )
-        with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await enqueue(sql, "'work'")
-        await sql.execute(f"reset role; grant execute on function fencepost.enqueue to {role}; set role {role}")
-        made = await enqueue(sql, "'work'")
-        assert (await jobs.get(made)).status is Status.PENDING
-    finally:
-        await sql.execute(f"reset role; drop owned by {role}; drop role {role}")
-
-
 def test_the_printed_script_holds_the_functions_for_its_schema() -> None:
     text = script("app")
     assert 'create function "app".enqueue(' in text

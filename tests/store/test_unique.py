@@ -398,7 +398,8 @@ async def test_a_deadlock_with_somebody_elses_transaction_is_tried_again(
     assert [entry.effect for entry in await asyncio.wait_for(theirs, 10)] == ["created"]
     await transaction.rollback()
     assert [entry.effect for entry in await asyncio.wait_for(ours, 10)] == ["created", "created"]
-    assert await sql.fetchval("select deadlocks from pg_stat_database where datname = current_database()") <= 1
+    # More than once only when ours comes back before theirs has woken up.
+    assert await sql.fetchval("select deadlocks from pg_stat_database where datname = current_database()") <= 3
     await other.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ import fencepost.store
 from fencepost.errors import InvalidSettings
 from fencepost.store import migrate, statements
 
-SQL = files("fencepost.store").joinpath("sql")
-NAMES = sorted(file.name.removesuffix(".sql") for file in SQL.iterdir())
+SQL = Path(fencepost.store.__file__).parent / "sql"
+NAMES = sorted(str(file.relative_to(SQL).with_suffix("")) for file in SQL.rglob("*.sql"))
 SCHEMAS = ["fencepost", "Job Queue", 'a"b', "é", "select", "x" * statements.SCHEMA_BYTES]
 
 
@@ -124,7 +123,8 @@ def test_every_file_is_used_and_every_use_has_a_file() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    assert [name for name in NAMES if name not in words] == []
+    # What the doctor asks is named without its folder.
+    assert [name for name in NAMES if name.removeprefix("doctor/") not in words] == []
 
 
 def test_no_sql_elsewhere() -> None:

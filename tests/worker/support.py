@@ -29,6 +29,7 @@ from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
 from fencepost.types.jobtype import Handler
 from fencepost.worker.worker import Worker
+from tests.patience import limit
 
 SETTINGS = Settings(
     workers=4,
@@ -43,8 +44,8 @@ SETTINGS = Settings(
 
 
 async def wait_until(predicate: Callable[[], object], seconds: float, what: str = "") -> None:
-    """Return once *predicate*, plain or async, says yes. Fails after *seconds*."""
-    deadline = time.monotonic() + seconds
+    """Return once *predicate*, plain or async, says yes. Fails after *seconds*, and some patience."""
+    deadline = time.monotonic() + limit(seconds)
     while True:
         answer = predicate()
         if inspect.isawaitable(answer):
@@ -57,8 +58,8 @@ async def wait_until(predicate: Callable[[], object], seconds: float, what: str 
 
 
 async def within(seconds: float, work: Awaitable[Any]) -> Any:
-    """Await *work*; fails after *seconds*."""
-    async with asyncio.timeout(seconds):
+    """Await *work*; fails after *seconds*, and some patience."""
+    async with asyncio.timeout(limit(seconds)):
         return await work
 
 

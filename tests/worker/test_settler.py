@@ -28,7 +28,7 @@ class Store:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, list[Outcome]]] = []
-        self.written: list[Outcome] = []
+        self.kept: list[Outcome] = []
         self.refuse: Callable[[list[Outcome]], BaseException | None] = lambda batch: None
         self.lost: set[UUID] = set()
         self.gate: asyncio.Event | None = None
@@ -40,13 +40,16 @@ class Store:
         error = self.refuse(batch)
         if error is not None:
             raise error
-        self.written += batch
+        self.kept += batch
         return [None if one.id in self.lost else one.status for one in batch]
 
     async def settle_apart(self, queue_id: int, outcome: Outcome, /) -> Status | None:
         raise AssertionError("no attempt here completes in a transaction of its handler's")
 
     async def completed(self, queue_id: int, ended: Sequence[Key], /) -> set[Key]:
+        raise AssertionError("no attempt here completes in a transaction of its handler's")
+
+    async def written(self, queue_id: int, outcome: Outcome, /) -> Status | None:
         raise AssertionError("no attempt here completes in a transaction of its handler's")
 
 
@@ -110,7 +113,7 @@ async def test_one_refused_outcome_does_not_hold_up_the_others(position: int) ->
         await within(2, at.settler.flush())
         assert {outcome.id for outcome, status in at.reports if status is Status.COMPLETED} == {one.id for one in batch}
         assert len(at.reports) == 50
-        (bare,) = [outcome for outcome in at.store.written if outcome.result is None]
+        (bare,) = [outcome for outcome in at.store.kept if outcome.result is None]
         assert (bare.id, bare.status) == (batch[position].id, Status.COMPLETED)
 
 
@@ -132,7 +135,7 @@ async def test_a_failed_outcome_that_is_refused_is_written_without_its_words() -
         at.store.refuse = lambda tried: ValueError("no") if any(one.error == "unspeakable" for one in tried) else None
         at.settler.put(attempt, outcome)
         await within(2, at.settler.flush())
-        (written,) = at.store.written
+        (written,) = at.store.kept
         assert (written.status, written.ending, written.error_type) == (Status.FAILED, outcome.ending, "Unrecordable")
         assert "log" in (written.error or "")
 
@@ -149,7 +152,7 @@ async def test_it_waits_for_the_database_and_loses_nothing() -> None:
         at.store.refuse = down
         batch = [at.put() for _ in range(10)]
         await within(5, at.settler.flush())
-        assert at.store.written == batch
+        assert at.store.kept == batch
         assert [outcome for outcome, _ in at.reports] == batch
 
 
@@ -159,8 +162,8 @@ async def test_the_database_may_go_away_while_outcomes_are_written_one_by_one() 
     def refuse(batch: list[Outcome]) -> BaseException | None:
         if len(batch) > 1:
             return ValueError("one of them is bad")
-        if len(at.store.written) in (3, 6) and not outage[len(at.store.written) // 3 - 1]:
-            outage[len(at.store.written) // 3 - 1] = True
+        if len(at.store.kept) in (3, 6) and not outage[len(at.store.kept) // 3 - 1]:
+            outage[len(at.store.kept) // 3 - 1] = True
             return DatabaseUnavailable("down")
         return None
 
@@ -169,7 +172,7 @@ async def test_the_database_may_go_away_while_outcomes_are_written_one_by_one() 
         batch = [at.put() for _ in range(10)]
         await within(5, at.settler.flush())
         assert outage == [True, True]
-        assert at.store.written == batch, "one was written twice, or not at all"
+        assert at.store.kept == batch, "one was written twice, or not at all"
         assert [outcome for outcome, _ in at.reports] == batch
 
 

@@ -90,6 +90,17 @@ def create_app(
     )
 
 
+def create_probes(
+    settings: Settings, *, readiness: Readiness, database: Database, queues: Queues, metrics: Metrics
+) -> ASGIApp:
+    """Make what answers a worker's probes: the API's routes for machines, under its rules, and no others."""
+    overview = Shared(queues.overview, seconds=SHARED_SECONDS)
+    machine = Operations(readiness, Shared(database.ping, seconds=SHARED_SECONDS), overview, metrics)
+    table = [operation for operation in operation_routes(machine) if operation.path != "/openapi.json"]
+    machine.routes.extend(f"{operation.method} {operation.path}" for operation in table)
+    return Outer(Guard(settings), Routes(table), times=metrics, readiness=readiness, body_seconds=BODY_SECONDS)
+
+
 def operations(services: Services) -> list[Operation]:
     """The table of routes, bound to *services*."""
     settings = services.settings
@@ -105,5 +116,5 @@ def operations(services: Services) -> list[Operation]:
         *operation_routes(machine),
     ]
     machine.routes.extend(f"{operation.method} {operation.path}" for operation in table)
-    machine.document = document(table)
+    machine.document = document(table, types=services.types)
     return table

@@ -13,17 +13,22 @@ import fencepost
 from fencepost.api.auth import PUBLIC
 from fencepost.api.problems import ErrorBody, Problem
 from fencepost.api.routes import Answer, Operation
+from fencepost.api.schemas import SubmitRequest
 from fencepost.api.submission import BULK_JOBS
+from fencepost.domain.requests import JobRequest
 
 _ANY_ROUTE = (401, 403, 421, 500, 503)
 _REF = "#/components/schemas/{name}"
 
 
-def document(operations: Sequence[Operation]) -> bytes:
-    """Make the document, as JSON."""
+def document(operations: Sequence[Operation], *, types: Iterable[str] = ()) -> bytes:
+    """Make the document, as JSON; *types* are the registered job types, which is what a request may ask for."""
     kinds = list(dict.fromkeys(_kinds(operations)))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     by_kind = dict(zip(kinds, schemas, strict=True))
+    if names := sorted(types):
+        components[JobRequest.__name__]["properties"]["type"]["enum"] = names
+        components[SubmitRequest.__name__]["properties"]["payload"]["properties"]["task"]["enum"] = names
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, by_kind)

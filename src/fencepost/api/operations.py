@@ -45,10 +45,14 @@ class Operations:
         return answer(State("ok"))
 
     async def readyz(self, request: Request) -> Response:
-        """Say whether this process wants requests: it isn't draining, and the database answers."""
+        """Say whether this process wants requests: it isn't draining, the database answers, and no loop is stuck."""
         if self._readiness.reason is not None:
             raise HttpError(503, "not_ready", self._readiness.reason)
+        # First, for it is most often the reason of the other.
         await self._database.get()
+        trouble = self._readiness.trouble
+        if trouble is not None:
+            raise HttpError(503, "not_ready", trouble)
         return answer(State("ready"))
 
     async def metrics(self, request: Request) -> Response:

@@ -1,13 +1,16 @@
-"""Whether this process wants requests."""
+"""Whether this process wants requests, and does what it is there for."""
 
 from __future__ import annotations
 
+from fencepost.telemetry.pulses import Look, LoopState, troubles
+
 
 class Readiness:
-    """Ready until it drains. The composition root turns it; /readyz and the answers' headers follow."""
+    """Ready until it drains, while none of its loops is stuck. The composition root turns it; /readyz follows."""
 
     def __init__(self) -> None:
         self._reason: str | None = None
+        self._looks: list[Look] = []
 
     @property
     def ready(self) -> bool:
@@ -27,3 +30,16 @@ class Readiness:
     def start_draining(self, reason: str = "draining: this process is about to stop") -> None:
         """Be unready from now on. Requests are still answered, each the last of its connection."""
         self._reason = reason
+
+    def watch(self, look: Look) -> None:
+        """Take these loops into account."""
+        self._looks.append(look)
+
+    def look(self) -> list[LoopState]:
+        """How the loops of this process are, and of the processes under it. Logs what has got stuck since."""
+        return [state for look in self._looks for state in look()]
+
+    @property
+    def trouble(self) -> str | None:
+        """Which loops are stuck, since when and why, in a sentence each; None when all of them go round."""
+        return "; ".join(troubles(self.look())) or None

@@ -58,11 +58,11 @@ def make_server(app: ASGIApp, settings: Settings, *, bounds: Bounds | None = Non
     return ApiServer(config)
 
 
-def bind_socket(settings: Settings) -> socket.socket:
+def bind_socket(settings: Settings, *, setting: str = "HTTP_ADDR") -> socket.socket:
     """
     Listen where the settings say, so that failing to is known before anything else starts.
 
-    Raises InvalidSettings.
+    Raises InvalidSettings, which names *setting*.
     """
     host, port = settings.host, settings.http_port
     try:
@@ -70,7 +70,7 @@ def bind_socket(settings: Settings) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise InvalidSettings(f"HTTP_ADDR: the host {host!r} has no address: {error}") from None
+        raise InvalidSettings(f"{setting}: the host {host!r} has no address: {error}") from None
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -80,20 +80,20 @@ def bind_socket(settings: Settings) -> socket.socket:
         listening.setblocking(False)
     except OSError as error:
         listening.close()
-        raise InvalidSettings(_cannot_listen(host, port, error)) from None
+        raise InvalidSettings(_cannot_listen(setting, host, port, error)) from None
     return listening
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> str:
+def _cannot_listen(setting: str, host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
-            f"HTTP_ADDR: port {port} on {host} is in use; stop the program that has it, or choose another port with "
-            "HTTP_ADDR or PORT"
+            f"{setting}: port {port} on {host} is in use; stop the program that has it, or choose another port with "
+            f"{setting}{' or PORT' if setting == 'HTTP_ADDR' else ''}"
         )
     if error.errno == errno.EACCES:
-        return f"HTTP_ADDR: port {port} on {host} needs rights that this process lacks; choose one above 1023"
+        return f"{setting}: port {port} on {host} needs rights that this process lacks; choose one above 1023"
     if error.errno == errno.EADDRNOTAVAIL:
         return (
-            f"HTTP_ADDR: {host} is not an address of this machine; use 127.0.0.1, or 0.0.0.0 for all of its addresses"
+            f"{setting}: {host} is not an address of this machine; use 127.0.0.1, or 0.0.0.0 for all of its addresses"
         )
-    return f"HTTP_ADDR: can't listen on port {port} on {host}: {error.strerror}"
+    return f"{setting}: can't listen on port {port} on {host}: {error.strerror}"

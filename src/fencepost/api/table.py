@@ -19,15 +19,17 @@ from fencepost.api.schemas import (
     Submitted,
 )
 from fencepost.api.submission import Submissions
+from fencepost.domain.fields import KEY_PATTERN, NAME_PATTERN
 from fencepost.domain.job import Limits, Status
 from fencepost.domain.requests import JobRequest
 from fencepost.telemetry.metrics import CONTENT_TYPE
 
+_WORD = {"type": "string", "minLength": 1, "maxLength": Limits.NAME_BYTES, "pattern": f"^{NAME_PATTERN}$"}
 _KEY = Parameter(
     name="Idempotency-Key",
     where="header",
     text="Makes at most one job, however often the request is repeated. Quoted or bare.",
-    schema={"type": "string", "minLength": 1, "maxLength": Limits.KEY_BYTES + 2},
+    schema={"type": "string", "minLength": 1, "maxLength": Limits.KEY_BYTES, "pattern": f"^{KEY_PATTERN}$"},
 )
 _TRACE = Parameter(
     name="traceparent",
@@ -36,13 +38,18 @@ _TRACE = Parameter(
     schema={"type": "string"},
 )
 _ID = Parameter(name="id", where="path", text="A job's id.", schema={"type": "string", "format": "uuid"})
-_NAME = Parameter(name="name", where="path", text="A queue's name.", schema={"type": "string"})
+_NAME = Parameter(name="name", where="path", text="A queue's name.", schema=_WORD)
 _MOMENT = {"type": "string", "format": "date-time"}
 _FILTERS = (
     Parameter(name="status", where="query", text="Jobs in this status.", schema={"enum": [*map(str, Status)]}),
-    Parameter(name="type", where="query", text="Jobs of this type.", schema={"type": "string"}),
-    Parameter(name="queue", where="query", text="Jobs of this queue.", schema={"type": "string"}),
-    Parameter(name="tag", where="query", text="Jobs that have this tag.", schema={"type": "string"}),
+    Parameter(name="type", where="query", text="Jobs of this type.", schema=_WORD),
+    Parameter(name="queue", where="query", text="Jobs of this queue.", schema=_WORD),
+    Parameter(
+        name="tag",
+        where="query",
+        text="Jobs that have this tag.",
+        schema={"type": "string", "minLength": 1, "maxLength": Limits.TAG_BYTES},
+    ),
     Parameter(name="since", where="query", text="Created at this time or later.", schema=_MOMENT),
     Parameter(name="until", where="query", text="Created before this time.", schema=_MOMENT),
     Parameter(
@@ -136,7 +143,7 @@ def job_routes(views: JobViews) -> list[Operation]:
             handler=views.retry,
             parameters=(_ID,),
             answers=(Answer(200, "It is pending.", JobRecord),),
-            errors=(400, 404, 409),
+            errors=(400, 404, 408, 409, 413),
         ),
         Operation(
             method="POST",
@@ -149,7 +156,7 @@ def job_routes(views: JobViews) -> list[Operation]:
                 Answer(200, "It is cancelled.", JobRecord),
                 Answer(202, "It is running and was asked to stop.", JobRecord),
             ),
-            errors=(400, 404, 409),
+            errors=(400, 404, 408, 409, 413),
         ),
     ]
 
@@ -184,7 +191,7 @@ def queue_routes(views: QueueViews) -> list[Operation]:
             handler=views.pause,
             parameters=(_NAME,),
             answers=one,
-            errors=(400, 404),
+            errors=(400, 404, 408, 413),
         ),
         Operation(
             method="POST",
@@ -194,7 +201,7 @@ def queue_routes(views: QueueViews) -> list[Operation]:
             handler=views.resume,
             parameters=(_NAME,),
             answers=one,
-            errors=(400, 404),
+            errors=(400, 404, 408, 413),
         ),
     ]
 

@@ -27,7 +27,7 @@ DATABASE_PATIENCE_SECONDS = 30.0
 def settings_of(flags: dict[str, Any]) -> Settings:
     """The settings of the environment, with the command's flags on top. Raises InvalidSettings."""
     environment = dict(os.environ)
-    for flag, variable in (("http_addr", "HTTP_ADDR"), ("queues", "QUEUES")):
+    for flag, variable in (("http_addr", "HTTP_ADDR"), ("probe_addr", "PROBE_ADDR"), ("queues", "QUEUES")):
         # Read like the variable, so that both refuse the same in the same words.
         text = flags.pop(flag, None)
         if text is not None:

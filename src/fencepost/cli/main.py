@@ -55,6 +55,8 @@ def main() -> None:
       DATABASE_URL=postgresql://… fencepost serve --workers 16
       fencepost worker myapp.jobs:app --processes 4
       fencepost migrate --status           what the database's schema has and lacks
+      fencepost doctor                     what is wrong here, and what to do about it
+      fencepost grant app --to worker      what a role needs that owns nothing
       fencepost prune --dry-run            which old jobs would be removed
       fencepost jobs retry --type send_email --spread 10m
       fencepost load-test --jobs 5000 --fail-rate 0.2
@@ -100,6 +102,7 @@ def serve(app: str | None, **flags: Any) -> None:
 @click.option("--workers", type=click.IntRange(1, 10_000), help="Jobs that run at once, in each process.  [default: 4]")
 @click.option("--processes", type=click.IntRange(0, 256), help="Run so many processes, and restart those that die.")
 @click.option("--queues", metavar="NAME,NAME", help="Serve these queues alone.  [default: every queue]")
+@click.option("--probe-addr", metavar="HOST:PORT", help="Answer probes and give metrics there.  [default: nowhere]")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where an embedded PostgreSQL to share has its data.")
 @click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
@@ -167,6 +170,69 @@ def prune(dry_run: bool, schema: str | None) -> None:
     sys.exit(run(dry_run=dry_run, schema=schema))
 
 
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON on stdout.")
+@click.option("--quick", is_flag=True, help="Leave out the audit, which reads every job's keys.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
+@click.option("--patience", default="5m", show_default=True, metavar="5m", help="What the audit may take.")
+@click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
+def doctor(as_json: bool, quick: bool, strict: bool, patience: str, schema: str | None) -> None:
+    """Say what is wrong with DATABASE_URL, and what to do about it.
+
+    Looks at the server, the schema, this role's privileges, open transactions, queues that nobody serves, and
+    whether every job is in exactly one place. Changes nothing, waits for nobody, and works for a role that may only
+    read. Without DATABASE_URL it looks at the embedded PostgreSQL of a `fencepost serve` on this machine.
+
+    Exit code 0 when there are no errors, 1 when there are, 6 when the database can't be reached.
+    docs/how-to/doctor.md has every code.
+
+    \b
+    Examples:
+      DATABASE_URL=postgresql://… fencepost doctor
+      fencepost doctor --quick
+      fencepost doctor --json | jq -r '.findings[] | select(.severity != "ok") | .code'
+    """
+    from fencepost.cli.doctor import doctor as run
+
+    sys.exit(run(as_json=as_json, quick=quick, strict=strict, patience=patience, schema=schema))
+
+
+@main.command()
+@click.argument("role")
+@click.option(
+    "--to",
+    "purposes",
+    multiple=True,
+    type=click.Choice(["producer", "worker", "reader"]),
+    help="What the role is for; may be given more than once.",
+)
+@click.option("--revoke", is_flag=True, help="Take everything away from the role, in this schema.")
+@click.option("--sql", "print_only", is_flag=True, help="Write the SQL to stdout instead; needs no connection.")
+@click.option("--schema", help="The schema that holds the tables.  [default: fencepost]")
+def grant(role: str, purposes: tuple[str, ...], revoke: bool, print_only: bool, schema: str | None) -> None:
+    """Let the role ROLE do what it is for, and nothing else, in the schema of DATABASE_URL.
+
+    Run it as the role that runs `fencepost migrate`, which owns the schema. ROLE must exist. It is set to exactly
+    what is asked for: what else it had in this schema is taken away, in the same transaction. Repeat it after an
+    upgrade that says so.
+
+    \b
+      producer   may enqueue: the library, and the SQL function enqueue. Reads and changes no job.
+      worker     may run jobs: `fencepost worker`, and `fencepost serve` with its HTTP API.
+      reader     may look: jobs and queues, `fencepost doctor`. Writes nothing.
+
+    \b
+    Examples:
+      DATABASE_URL=postgresql://owner@… fencepost grant app_worker --to worker
+      DATABASE_URL=postgresql://owner@… fencepost grant shop --to producer --to reader
+      fencepost grant app_worker --to worker --sql | psql …
+      DATABASE_URL=postgresql://owner@… fencepost grant old_app --revoke
+    """
+    from fencepost.cli.grants import grant as run
+
+    sys.exit(run(role, purposes=purposes, revoke=revoke, print_only=print_only, schema=schema))
+
+
 @main.command("load-test")
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="A running service.")
 @click.option("--jobs", type=click.IntRange(1, 10_000_000), default=1000, show_default=True, help="How many to submit.")
@@ -208,6 +274,9 @@ def load_test(**options: Any) -> None:
 )
 @click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Of mixed, idle, crowded.")
 @click.option("--rate", type=click.FloatRange(1), default=3000.0, show_default=True, help="Jobs a second of mixed.")
+@click.option(
+    "--failures", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Share of jobs of memory that fail."
+)
 @click.option("--log-lines", is_flag=True, help="With the log lines of each attempt, as JSON to nowhere.")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs; medians are reported.")
 @click.option("--schema", help="Run in this schema of DATABASE_URL, instead of in a database of its own.")
@@ -242,6 +311,7 @@ def bench(
       fencepost bench drain latency
       fencepost bench drain-pinned --jobs 300000 --repeat 1 --json
       fencepost bench mixed --seconds 600 --repeat 1
+      fencepost bench memory --jobs 100000 --failures 0.05 --repeat 1
     """
     from fencepost.cli.bench.command import KINDS
     from fencepost.cli.bench.command import bench as run

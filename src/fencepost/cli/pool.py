@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -11,9 +12,12 @@ from fencepost.cli.processes.supervisor import Supervisor
 from fencepost.cli.worker_thread import WorkerThread
 from fencepost.settings import Settings
 from fencepost.telemetry import logs
+from fencepost.telemetry.pulses import Look, LoopState
 from fencepost.telemetry.shared_output import make_turn
 from fencepost.telemetry.tally import ProcessEvents
 from fencepost.worker.worker import Worker
+
+log = logging.getLogger("fencepost.health")
 
 
 class Pool(Protocol):
@@ -33,6 +37,10 @@ class Pool(Protocol):
 
     def wake(self, queue_ids: Iterable[int]) -> None:
         """These queues may have something due."""
+        ...
+
+    def look(self) -> list[LoopState]:
+        """How the loops are that run the jobs."""
         ...
 
     async def stop_claiming(self) -> None:
@@ -81,3 +89,13 @@ async def started(pool: Pool, stop: asyncio.Event) -> None:
     if not starting.done():
         await pool.stop_claiming()
     await starting
+
+
+async def keep_looking(look: Look) -> None:
+    """Look at the loops about once a second, until cancelled: what gets stuck is logged then, probed or not."""
+    while True:
+        await asyncio.sleep(1)
+        try:
+            look()
+        except Exception:
+            log.exception("fault while looking at the loops")

@@ -30,7 +30,7 @@ from fencepost.api.app import Services, create_app
 from fencepost.api.server import ApiServer, bind_socket, make_server
 from fencepost.app import Fencepost
 from fencepost.cli.application import application, connect, settings_of, settings_with
-from fencepost.cli.pool import configure_logs, describe, make_pool, started
+from fencepost.cli.pool import configure_logs, describe, keep_looking, make_pool, started
 from fencepost.cli.signals import StopSignals
 from fencepost.cli.worker_thread import new_event_loop
 from fencepost.embedded import EmbeddedPostgres, default_data_dir
@@ -42,6 +42,7 @@ from fencepost.store.job_types import JobTypes
 from fencepost.store.migrate import prepare
 from fencepost.store.queues import Queues
 from fencepost.telemetry.metrics import Metrics
+from fencepost.telemetry.pulses import Vitals
 from fencepost.worker import maintenance
 from fencepost.worker.tasks import end_all
 
@@ -49,6 +50,8 @@ log = logging.getLogger("fencepost.serve")
 
 EMBEDDED_CONNECTIONS = 100
 """What the embedded PostgreSQL allows by itself."""
+RESTART_SECONDS = 2.0
+"""How long until the next try, when it can't be started again."""
 CONNECTIONS_OF_A_WORKER = 6
 SPARE_CONNECTIONS = 20
 """For people who look, and for workers that join."""
@@ -109,6 +112,12 @@ class _Service:
         )
         services = Services.of(settings, app.types, self._database, self._hints, metrics=self._metrics)
         self._readiness = services.readiness
+        self._vitals = Vitals()
+        for pulse in services.jobs.pulses:
+            self._vitals.add(pulse)
+        self._readiness.watch(self._vitals.look)
+        self._readiness.watch(self._pool.look)
+        self._metrics.watch(self._readiness.look)
         self._server: ApiServer = make_server(create_app(services), settings)
         self._signals = StopSignals(at_once=self._pool.kill)
 
@@ -128,6 +137,7 @@ class _Service:
     async def _until_stopped(self, listening: Any) -> int:
         serving = asyncio.create_task(self._server.serve(sockets=[listening]), name="fencepost-http")
         watching = asyncio.create_task(self._watch_embedded(), name="fencepost-embedded")
+        looking = asyncio.create_task(keep_looking(self._readiness.look), name="fencepost-health")
         declaring = asyncio.create_task(self._declare_types(), name="fencepost-declaration")
         self._greet(listening.getsockname()[:2])
         stopped = asyncio.create_task(self._signals.stop.wait())
@@ -136,7 +146,7 @@ class _Service:
         failed = serving.done() or self._pool.failed.done()
         await self._shut_down(serving)
         watching.cancel()
-        await end_all(declaring)
+        await end_all(declaring, looking)
         return 1 if failed else 0
 
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
@@ -163,8 +173,12 @@ class _Service:
                 log.error("the embedded PostgreSQL has stopped; starting it again")
                 try:
                     await asyncio.to_thread(self._embedded.start)
-                except FencepostError as error:
+                except (FencepostError, OSError) as error:
                     log.error("the embedded PostgreSQL can't be started", extra={"reason": str(error)})
+                    await asyncio.sleep(RESTART_SECONDS)
+                except Exception:
+                    log.exception("the embedded PostgreSQL can't be started")
+                    await asyncio.sleep(RESTART_SECONDS)
 
     def _greet(self, address: tuple[str, int]) -> None:
         host, port = address

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import fencepost
 from fencepost.app import Fencepost
 from fencepost.cli.application import application, connect, settings_of, settings_with
-from fencepost.cli.pool import configure_logs, describe, make_pool, started
+from fencepost.cli.pool import configure_logs, describe, keep_looking, make_pool, started
 from fencepost.cli.signals import StopSignals
 from fencepost.cli.worker_thread import new_event_loop
 from fencepost.embedded import default_data_dir
@@ -26,6 +26,10 @@ from fencepost.settings import Settings
 from fencepost.store.database import Database
 from fencepost.store.migrate import prepare
 from fencepost.telemetry.tally import ProcessEvents
+from fencepost.worker.tasks import end_all
+
+if TYPE_CHECKING:
+    from fencepost.cli.probes import Probes
 
 log = logging.getLogger("fencepost.worker")
 
@@ -64,24 +68,45 @@ class _Workers:
 
     async def run(self, where: str) -> int:
         """Work until a signal, then stop in order."""
-        pool = make_pool(
-            self._settings, self._app, name=self._name, dsn=self._dsn, turn=self._turn, events=ProcessEvents()
-        )
+        if self._settings.probe_host is None:
+            return await self._run(where, None)
+        from fencepost.cli.probes import Probes
+
+        probes = Probes(self._settings)
+        try:
+            return await self._run(where, probes)
+        finally:
+            await probes.stop()
+
+    async def _run(self, where: str, probes: Probes | None) -> int:
+        events = ProcessEvents() if probes is None else probes.metrics
+        pool = make_pool(self._settings, self._app, name=self._name, dsn=self._dsn, turn=self._turn, events=events)
         signals = StopSignals(at_once=pool.kill)
         await self._prepare(signals.stop)
         await started(pool, signals.stop)
-        click.echo(
-            f"fencepost {fencepost.__version__}: {describe(self._settings)}, no API\n"
-            f"data {where}, schema {self._settings.schema}",
-            err=True,
-        )
+        if probes is not None:
+            await probes.start(self._dsn, pool.look)
+        looking = asyncio.create_task(keep_looking(pool.look), name="fencepost-health")
+        self._greet(where, probes)
         awaited: list[asyncio.Future[Any]] = [asyncio.create_task(signals.stop.wait()), pool.failed]
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if probes is not None:
+            probes.readiness.start_draining()
         log.info("stopping", extra={"running_jobs": pool.running})
         await pool.stop_claiming()
         handlers_left = await pool.drain(self._settings.shutdown_timeout_seconds)
         log.info("stopped", extra={"handlers_left": handlers_left})
+        await end_all(looking)
         return 1 if pool.failed.done() else 0
+
+    def _greet(self, where: str, probes: Probes | None) -> None:
+        say = [
+            f"fencepost {fencepost.__version__}: {describe(self._settings)}, no API",
+            f"data {where}, schema {self._settings.schema}",
+        ]
+        if probes is not None:
+            say.append(f"probes and metrics on http://{probes.address}")
+        click.echo("\n".join(say), err=True)
 
     async def _prepare(self, stop: asyncio.Event) -> None:
         """Wait for the database, and bring its schema up to date."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from fencepost import handlers
+from fencepost.telemetry.pulses import LoopState
 from fencepost.worker.worker import Worker
 
 T = TypeVar("T")
@@ -55,6 +56,10 @@ class WorkerThread:
         """These queues may have something due."""
         if self._worker is not None:
             self._worker.wake(queue_ids)
+
+    def look(self) -> list[LoopState]:
+        """How the worker's loops are. Callable from any thread."""
+        return self._worker.vitals.look() if self._worker is not None and not self.failed.done() else []
 
     async def stop_claiming(self) -> None:
         """See `Worker.stop_claiming`."""

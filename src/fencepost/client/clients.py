@@ -11,10 +11,12 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
 
 from fencepost.client.address import Address
 from fencepost.client.forking import forget_in_children
 from fencepost.client.watching import Watcher
+from fencepost.errors import PrivilegeMissing
 from fencepost.settings import Settings
 from fencepost.store.bulk import Bulk
 from fencepost.store.database import Database
@@ -46,7 +48,12 @@ class Client:
         """Connect; with *prepared_days*, bring the schema up to date first."""
         await self.database.open()
         if prepared_days is not None:
-            await prepare(self.database, partition_days=prepared_days)
+            await self.prepare(prepared_days)
+
+    async def prepare(self, partition_days: int) -> None:
+        """Bring the schema up to date. A role that may only enqueue, or read, leaves partitions to the workers."""
+        with suppress(PrivilegeMissing):
+            await prepare(self.database, partition_days=partition_days)
 
     async def close(self) -> None:
         """Send what is owed, and close every connection. Safe to call twice."""
@@ -94,7 +101,7 @@ class Clients:
                 opening.closer = _close_with_loop(opening.client)
                 await anext(opening.closer)
             if prepared:
-                await prepare(opening.client.database, partition_days=self._settings().partition_days)
+                await opening.client.prepare(self._settings().partition_days)
             return opening.client
 
     async def _make(self) -> Client:

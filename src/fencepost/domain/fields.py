@@ -19,8 +19,13 @@ from fencepost.domain.job import Limits, Status, Unique, UniqueMode, UniqueUntil
 from fencepost.domain.text import check_json
 from fencepost.errors import InvalidJob
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
-_KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+NAME_PATTERN = "[A-Za-z0-9_][A-Za-z0-9_.:-]*"
+"""What the names of queues and job types look like; the OpenAPI document says so, too."""
+KEY_PATTERN = "[!-~](?:[ -~]*[!-~])?"
+"""What idempotency keys look like: printable ASCII, no spaces at their ends."""
+
+_NAME = re.compile(NAME_PATTERN)
+_KEY = re.compile(KEY_PATTERN)
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(2100, 1, 1, tzinfo=UTC)
 _TRACE_PARENT = re.compile(

@@ -17,6 +17,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from fencepost.domain.durations import parse_duration
 from fencepost.domain.fields import (
+    KEY_PATTERN,
+    NAME_PATTERN,
     check_delay,
     check_due,
     check_expiry,
@@ -81,7 +83,7 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             str,
             Meta(
                 description="Made by its first job; `default`, or the type's.",
-                extra_json_schema={"maxLength": Limits.NAME_BYTES},
+                extra_json_schema={"minLength": 1, "maxLength": Limits.NAME_BYTES, "pattern": f"^{NAME_PATTERN}$"},
             ),
         ]
         | UnsetType
@@ -118,10 +120,21 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         str | None,
         Meta(description="Longest run of one attempt; JOB_TIMEOUT when left out.", examples=["5m"]),
     ] = None
-    idempotency_key: Annotated[str | None, Meta(description="The same as the Idempotency-Key header.")] = None
+    idempotency_key: Annotated[
+        str | None,
+        Meta(
+            description="The same as the Idempotency-Key header.",
+            extra_json_schema={"minLength": 1, "maxLength": Limits.KEY_BYTES, "pattern": f"^{KEY_PATTERN}$"},
+        ),
+    ] = None
     unique: Annotated[UniqueRequest | None, Meta(description="Keeps a second job with the same key away.")] = None
     tags: Annotated[
-        list[str], Meta(description="Words to find it by; one that is there twice counts once.", examples=[["import"]])
+        list[str],
+        Meta(
+            description="Words to find it by, each of printable text; one that is there twice counts once.",
+            examples=[["import"]],
+            extra_json_schema={"items": {"type": "string", "minLength": 1, "maxLength": Limits.TAG_BYTES}},
+        ),
     ] = []
     metadata: Annotated[
         msgspec.Raw,

@@ -68,6 +68,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The host of HTTP_ADDR; None is loopback, or every interface once a token is set."""
     http_port: int = 8080
     """The port of HTTP_ADDR, or PORT."""
+    probe_host: str | None = None
+    """The host of PROBE_ADDR; None, and `fencepost worker` answers no probes."""
+    probe_port: int = 0
+    """The port of PROBE_ADDR."""
     workers: int = 4
     """WORKERS: jobs that run at once in this process, or in each of PROCESSES; 0 serves the API only."""
     processes: int = 0
@@ -211,6 +215,7 @@ _VARIABLES: list[tuple[str, tuple[str, ...], Any]] = [
     ("data_dir", ("DATA_DIR",), Path),
     ("http_port", ("PORT",), reading.whole(0, 65535)),
     ("http_host", ("HTTP_ADDR",), reading.address),
+    ("probe_host", ("PROBE_ADDR",), reading.probe_address),
     ("workers", ("WORKERS", "WORKER_COUNT"), reading.whole(0, 10_000)),
     ("processes", ("PROCESSES",), reading.whole(0, 256)),
     ("queues", ("QUEUES",), reading.queues),

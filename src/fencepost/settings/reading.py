@@ -98,3 +98,9 @@ def address(text: str) -> dict[str, object]:
     if not colon:
         raise ValueError(f"must be host:port or :port, not {text[:60]!r}")
     return {"http_host": host.strip("[]") or "0.0.0.0", "http_port": whole(0, 65535)(port)}  # noqa: S104 - asked for
+
+
+def probe_address(text: str) -> dict[str, object]:
+    """The same, for probes."""
+    read = address(text)
+    return {"probe_host": read["http_host"], "probe_port": read["http_port"]}

@@ -1,8 +1,9 @@
 """
 What the driver raises, and what it means.
 
-Either the database isn't available (`DatabaseUnavailable`, worth another try), or the
-statement is wrong (left as it is; that's a bug, or input nobody checked).
+Either the database isn't available (`DatabaseUnavailable`, worth another try), or it
+refuses that to our role (`PrivilegeMissing`), or the statement is wrong (left as it is; that's
+a bug, or input nobody checked).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from fencepost.errors import DatabaseUnavailable, InvalidJob, SchemaMismatch
+from fencepost.errors import DatabaseUnavailable, InvalidJob, PrivilegeMissing, SchemaMismatch
 
 UNAVAILABLE = (
     OSError,
@@ -68,9 +69,14 @@ def is_broken(error: BaseException) -> bool:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the driver's errors that mean "not now" into DatabaseUnavailable."""
+    """Turn the driver's errors that mean "not now" into DatabaseUnavailable, and "not you" into PrivilegeMissing."""
     try:
         yield
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise PrivilegeMissing(
+            f"the role that fencepost connects as may not do this ({first_line(error)}); have the owner of the schema "
+            "run `fencepost grant ROLE --to worker` (or reader, or producer: docs/how-to/roles.md)"
+        ) from error
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"the database is not available: {first_line(error)}") from error
     except LEFT_BEHIND as error:
@@ -123,6 +129,27 @@ def _is_full(error: BaseException) -> bool:
 def no_room_for_hints(error: BaseException) -> bool:
     """Whether *error* stands for a commit that was refused only because it would have notified somebody."""
     return error.__cause__ is not None and _is_full(error.__cause__)
+
+
+def is_of_the_value(error: BaseException) -> bool:
+    """
+    Whether *error*, of a statement that writes values of somebody's, may be due to one of them.
+
+    Otherwise the statement can't run now, whatever it is given: a right that was taken away, a schema in the middle of
+    a change, a fault of the server.
+    """
+    if not isinstance(error, Exception) or isinstance(error, SchemaMismatch | DatabaseUnavailable):
+        return False
+    return not isinstance(error, asyncpg.PostgresError) or str(error.sqlstate)[:2] in _OF_THE_VALUE
+
+
+def is_the_servers(error: BaseException) -> bool:
+    """Whether it is what the server said, so that where in our code it was met tells nobody anything."""
+    return isinstance(error, asyncpg.PostgresError | SchemaMismatch | DatabaseUnavailable)
+
+
+_OF_THE_VALUE = frozenset(("22", "23", "54", "P0"))
+"""Classes of errors: data, integrity, limits of the program, and what a trigger of somebody's raises."""
 
 
 def deadlocked(error: BaseException) -> bool:

@@ -24,6 +24,8 @@ from fencepost.store.failures import no_room_for_hints
 
 log = logging.getLogger("fencepost.hints")
 
+log = logging.getLogger("fencepost.listener")
+
 Hint = str | None
 
 QUIET_SECONDS = 0.005
@@ -128,6 +130,8 @@ class Hints:
         except DatabaseUnavailable:
             # The workers' poll finds the jobs.
             return
+        except Exception:
+            log.exception("fault while sending a hint; the workers' poll finds the jobs")
         except asyncio.CancelledError:
             # By `close`, which sends what is owed. Sent twice does no harm.
             self._owed |= owed

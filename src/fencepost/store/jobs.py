@@ -13,6 +13,7 @@ the locks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -20,7 +21,7 @@ from uuid import UUID
 import msgspec
 
 from fencepost.domain.job import Attempt, Job, NewJob, Status
-from fencepost.errors import DatabaseUnavailable, DuplicateJob, JobNotFound, WrongStatus
+from fencepost.errors import DatabaseUnavailable, DuplicateJob, JobNotFound, PrivilegeMissing, WrongStatus
 from fencepost.store.database import Database, Row
 from fencepost.store.enqueueing import (
     Answer,
@@ -29,6 +30,7 @@ from fencepost.store.enqueueing import (
     Record,
     decode_answer,
     due_soon,
+    encode_jobs,
     encode_records,
     outcomes,
     record_of,
@@ -39,13 +41,26 @@ from fencepost.store.failures import deadlocked, waited_too_long
 from fencepost.store.hints import Hint, Hints
 from fencepost.store.merging import Merger
 from fencepost.store.queues import Queues
+from fencepost.telemetry.pulses import Pulse
 
 RACE_ROUNDS = 5
 """How often an operation by id looks again when the job was just moving."""
+ENQUEUE_PATIENCE_SECONDS = 20.0
+"""How long jobs may wait to be stored without any statement's ending, before that is told as stuck."""
 
 
 class _Contended(Exception):
     """An idempotency key or a unique one of several callers' jobs is in the hands of another transaction."""
+
+
+def _pulse() -> Pulse:
+    return Pulse(
+        "enqueue",
+        task="stores the jobs that are handed in",
+        patience_seconds=ENQUEUE_PATIENCE_SECONDS,
+        advice="see whether the database answers and isn't overloaded, then restart this process",
+        idle=True,
+    )
 
 
 class Jobs:
@@ -55,9 +70,12 @@ class Jobs:
         self._database = database
         self._queues = queues
         self._hints = hints
-        self._plain = Merger(self._insert_plain)
+        self._plain = Merger(self._insert_plain, pulse=_pulse())
         # Apart, since a key may be in the hands of somebody's long transaction.
-        self._keyed = Merger(self._insert_keyed)
+        self._keyed = Merger(self._insert_keyed, pulse=_pulse())
+        self.pulses = (self._plain.pulse, self._keyed.pulse)
+        """Of what stores the jobs of concurrent callers."""
+        self._may_only_enqueue = False
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """
@@ -71,6 +89,35 @@ class Jobs:
         at all is stored) and DatabaseUnavailable when it isn't known whether they were
         stored: the same call again is safe for jobs with an idempotency key.
         """
+        if self._may_only_enqueue:
+            return await self._enqueue_by_function(jobs)
+        try:
+            return await self._enqueue(jobs)
+        except PrivilegeMissing:
+            # Whoever may call the function and no more is a producer; nothing was stored.
+            with suppress(PrivilegeMissing):
+                stored = await self._enqueue_by_function(jobs)
+                self._may_only_enqueue = True
+                return stored
+            raise
+
+    async def _enqueue_by_function(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """The same for a role that may call `enqueue_jobs` and touch no table. Raises KeyConflict."""
+        if not jobs:
+            return []
+        for tries_left in reversed(range(RACE_ROUNDS)):
+            try:
+                rows = await self._database.fetch("enqueue_jobs", jobs=encode_jobs(jobs))
+            except DatabaseUnavailable as error:
+                if not (deadlocked(error) and tries_left):
+                    raise
+                continue
+            answer = decode_answer(rows[0]["answer"])
+            if not (tries_left and any(one.key_gone for one in answer.differing)):
+                break
+        return outcomes(answer, [record_of(job) for job in jobs])
+
+    async def _enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         places = {place: await self._queues.ensure(*place) for place in {(job.queue, job.priority) for job in jobs}}
         records = [record_of(job, places[job.queue, job.priority]) for job in jobs]
         if len(records) != 1:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.store.database import Database
 from fencepost.store.failures import translated
+from fencepost.telemetry.pulses import Pulse, unwatched
 
 log = logging.getLogger("fencepost.listener")
 
@@ -38,11 +40,13 @@ class Listener:
         heard: Callable[[str], None],
         connected: Callable[[], None],
         probe_seconds: float = PROBE_SECONDS,
+        pulse: Pulse | None = None,
     ) -> None:
         self._database = database
         self._heard = heard
         self._connected = connected
         self._probe_seconds = probe_seconds
+        self._pulse = pulse or unwatched("listener")
         self.is_connected = False
 
     async def run(self) -> None:
@@ -52,16 +56,22 @@ class Listener:
                 "not listening for hints, since a pooler in transaction mode passes none on; polling finds everything, "
                 "and DATABASE_LISTEN_URL, the address of PostgreSQL itself, brings them back"
             )
+            self._pulse.rest()
             await asyncio.Event().wait()
         failures = 0
         while True:
+            began = time.monotonic()
             try:
                 await self._listen()
             except (DatabaseUnavailable, InvalidSettings) as error:
+                self._pulse.failed(error)
                 log.warning("not listening for hints; polling goes on", extra={"reason": str(error)})
-            except Exception:
+            except Exception as error:
+                self._pulse.failed(error)
                 log.exception("fault while listening for hints; polling goes on")
-            failures = 0 if self.is_connected else failures + 1
+            # A connection that is lost as soon as it is made is no reason to be quick with the next one.
+            lasted = self.is_connected and time.monotonic() - began >= _LONGEST_PAUSE_SECONDS
+            failures = 0 if lasted else failures + 1
             self.is_connected = False
             pause = min(0.1 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(pause * random.uniform(0.5, 1))
@@ -75,11 +85,13 @@ class Listener:
                 await connection.add_listener(self._database.channel, self._take)
                 self.is_connected = True
                 self._connected()
+                self._pulse.turned()
                 while not lost.is_set():
                     try:
                         await asyncio.wait_for(lost.wait(), self._probe_seconds)
                     except TimeoutError:
                         await connection.execute("select 1", timeout=_ANSWER_SECONDS)
+                        self._pulse.turned()
             finally:
                 connection.terminate()
 

@@ -10,10 +10,13 @@ and hears only of what went wrong with its own.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Generic, TypeVar
 
 from fencepost.errors import DatabaseUnavailable
+from fencepost.store.failures import is_of_the_value
+from fencepost.telemetry.pulses import Pulse, unwatched
 
 Record = TypeVar("Record")
 Answer = TypeVar("Answer")
@@ -28,10 +31,14 @@ class Merger(Generic[Record, Answer]):
     Puts the jobs of concurrent callers into shared statements.
 
     *insert* stores records, all or none, and returns an answer for each, in their order.
+    *pulse* beats with each statement that ends, and rests while there is none.
     """
 
-    def __init__(self, insert: Callable[[Sequence[Record]], Awaitable[Sequence[Answer]]]) -> None:
+    def __init__(
+        self, insert: Callable[[Sequence[Record]], Awaitable[Sequence[Answer]]], *, pulse: Pulse | None = None
+    ) -> None:
         self._insert = insert
+        self.pulse = pulse or unwatched("enqueue")
         self._waiting: list[tuple[Record, asyncio.Future[Answer]]] = []
         self._flushes: set[asyncio.Task[None]] = set()
         self._under_way = 0
@@ -66,6 +73,7 @@ class Merger(Generic[Record, Answer]):
             return await stored
         # Nobody else, so no task is needed: it would cost a twentieth of the whole call.
         self._waiting.clear()
+        self.pulse.wake()
         self._under_way += 1
         try:
             return (await self._insert([record]))[0]
@@ -73,6 +81,8 @@ class Merger(Generic[Record, Answer]):
             self._end()
 
     def _begin(self) -> None:
+        if not self._under_way:
+            self.pulse.wake()
         self._under_way += 1
         self._start(self._flush())
 
@@ -85,6 +95,8 @@ class Merger(Generic[Record, Answer]):
         self._under_way -= 1
         if self._waiting and not self._gathering:
             self._begin()
+        elif not self._under_way:
+            self.pulse.rest()
 
     async def _flush(self) -> None:
         try:
@@ -93,18 +105,23 @@ class Merger(Generic[Record, Answer]):
                 del self._waiting[:BATCH]
                 if taken:
                     await self._send(taken)
+                    self.pulse.turned_at = time.monotonic()
         finally:
             self._end()
 
     async def _send(self, taken: list[tuple[Record, asyncio.Future[Answer]]]) -> None:
         try:
             answers = await self._insert([record for record, _ in taken])
-        except DatabaseUnavailable as error:
-            for _, stored in taken:
-                _fail(stored, error)
-        except Exception as error:  # noqa: BLE001 - it is the caller's, who gets it
-            if len(taken) == 1:
-                _fail(taken[0][1], error)
+            if len(answers) != len(taken):
+                raise DatabaseUnavailable(
+                    f"answered for {len(answers)} of {len(taken)} jobs; it isn't known whether they are stored"
+                )
+        except BaseException as error:
+            if len(taken) == 1 or not is_of_the_value(error):
+                for _, stored in taken:
+                    _fail(stored, error)
+                if not isinstance(error, Exception):
+                    raise
                 return
             # One of them can't be stored, or has to wait; the others must not hear of it. Whoever comes next doesn't
             # wait for it either.
@@ -117,6 +134,10 @@ class Merger(Generic[Record, Answer]):
                     stored.set_result(answer)
 
 
-def _fail(stored: asyncio.Future[Answer], error: Exception) -> None:
-    if not stored.done():
+def _fail(stored: asyncio.Future[Answer], error: BaseException) -> None:
+    if stored.done():
+        return
+    if isinstance(error, Exception):
         stored.set_exception(error)
+    else:
+        stored.set_exception(DatabaseUnavailable("broken off; it isn't known whether the job is stored"))

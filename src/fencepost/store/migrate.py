@@ -21,10 +21,10 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from fencepost.errors import DatabaseUnavailable, SchemaMismatch
+from fencepost.errors import DatabaseUnavailable, FencepostError, PrivilegeMissing, SchemaMismatch
 from fencepost.store import pooling
 from fencepost.store.database import Database
-from fencepost.store.failures import translated
+from fencepost.store.failures import first_line, translated
 from fencepost.store.statements import qualify, quote_schema
 
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
@@ -35,7 +35,8 @@ How many time partitions are kept ready ahead of need.
 Every claim opens each of them, and one gives maintenance its whole width in days to make the next.
 """
 _ROUNDS = 20
-_LOWEST_SERVER = 140000
+LOWEST_SERVER = 140000
+"""The oldest server that will do, as PostgreSQL counts versions."""
 _SESSION = {"statement_timeout": "0", "lock_timeout": "3s", "client_min_messages": "warning"}
 
 _VERSION_TABLE = """
@@ -110,7 +111,7 @@ def opening(schema: str) -> list[str]:
     who changes the schema, until the transaction ends.
     """
     return [
-        _locking(schema),
+        locking(schema),
         # Where it exists, a role that may not create schemas can go on.
         f"do $$ begin if not exists (select from pg_namespace where nspname = '{schema}') then "
         f"create schema {quote_schema(schema)}; end if; end $$",
@@ -138,15 +139,20 @@ async def migrate(database: Database) -> list[Step]:
     """
     Apply what is missing and return it. Safe to run from any number of processes at once.
 
-    Raises SchemaMismatch when the database is newer than this code can work with, or
-    holds a step that isn't the one this code knows; DatabaseUnavailable when a lock it
-    needs isn't to be had.
+    Any role that may read `schema_version` can find that there is nothing to do; it needs
+    the owner's rights only to apply a step.
+
+    Raises SchemaMismatch when the database is newer than this code can work with, holds a
+    step that isn't the one this code knows, or lacks one that this role may not apply;
+    DatabaseUnavailable when a lock it needs isn't to be had.
     """
     for attempt in range(_ROUNDS):
         with pooling.explained(), translated():
             connection = await _connect(database)
             try:
                 return await _migrate(database, connection)
+            except asyncpg.InsufficientPrivilegeError as error:
+                raise await _refused(database, connection, error) from error
             except asyncpg.LockNotAvailableError:
                 # Somebody's transaction holds a table; step aside rather than queue every claim behind us.
                 await asyncio.sleep(0.1 * (attempt + 1))
@@ -162,13 +168,16 @@ async def prepare(database: Database, *, partition_days: int) -> list[Step]:
     """
     Make *database* ready for use: `migrate`, and partitions for the coming days. Returns the new steps.
 
-    Rows that arrive before their partition is there are kept all the same, in the default one.
+    Rows that arrive before their partition is there are kept all the same, in the default one. Raises what `migrate`
+    does, and PrivilegeMissing when the schema is ready but this role may not make partitions.
     """
     done = await migrate(database)
     for attempt in range(_ROUNDS):
         try:
             await database.fetch("ensure_partitions", width_seconds=partition_days * 86400.0, ahead=PARTITIONS_AHEAD)
             break
+        except PrivilegeMissing:
+            raise
         except DatabaseUnavailable:
             # A table is locked just now. The workers' maintenance tries again every hour; there are days left.
             await asyncio.sleep(0.05 * (attempt + 1))
@@ -200,26 +209,66 @@ async def _migrate(database: Database, connection: Any) -> list[Step]:
     schema = database.schema
     done: list[Step] = []
     known = steps()
+    async with database.begun(connection, session=_SESSION):
+        await _check_server(connection)
+        if not _missing(known, await _applied(connection, schema)):
+            # Without so much as asking for the lock, or for the right to make anything.
+            return []
     while True:
         # The lock belongs to the transaction, so a pooler can't strand it on another session.
         async with database.begun(connection, session=_SESSION):
-            server = await connection.fetchval("select current_setting('server_version_num')::int")
-            if server < _LOWEST_SERVER:
-                raise SchemaMismatch(f"this PostgreSQL is version {server // 10000}; fencepost needs 14 or newer")
             await connection.execute("set local lock_timeout = 0")
-            await connection.execute(_locking(schema))
+            await connection.execute(locking(schema))
             await connection.execute("set local lock_timeout = '3s'")
             if not await connection.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
                 await connection.execute(f"create schema {quote_schema(schema)}")
             await connection.execute(qualify(_VERSION_TABLE, schema))
-            found = await _applied(connection, schema)
-            check(known, found)
-            missing = [step for step in known if step.number not in {row.number for row in found}]
+            missing = _missing(known, await _applied(connection, schema))
             if not missing:
                 return done
             await connection.execute(qualify(missing[0].source, schema))
             await connection.execute(_recording(missing[0], schema))
             done.append(missing[0])
+
+
+async def _check_server(connection: Any) -> None:
+    server = await connection.fetchval("select current_setting('server_version_num')::int")
+    if server < LOWEST_SERVER:
+        raise SchemaMismatch(f"this PostgreSQL is version {server // 10000}; fencepost needs 14 or newer")
+
+
+def _missing(known: list[Step], found: list[Applied]) -> list[Step]:
+    """What is to be applied. Raises SchemaMismatch."""
+    check(known, found)
+    present = {step.number for step in found}
+    return [step for step in known if step.number not in present]
+
+
+async def _refused(database: Database, connection: Any, error: BaseException) -> FencepostError:
+    """What it means that this role may not read the steps, or not apply one."""
+    schema, said = database.schema, first_line(error)
+    try:
+        async with database.begun(connection, session=_SESSION):
+            role, owner = await connection.fetchrow(
+                "select current_user, (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = $1)",
+                schema,
+            )
+            if owner is None:
+                return SchemaMismatch(
+                    f"there is no schema {schema!r} in this database, and the role {role!r} may not make one ({said}); "
+                    "run `fencepost migrate` as a role that may"
+                )
+            missing = _missing(steps(), await _applied(connection, schema))
+    except asyncpg.InsufficientPrivilegeError:
+        return PrivilegeMissing(
+            f"the role {role!r} may not use the schema {schema!r} ({said}); run `fencepost grant {role} --to worker` "
+            f"as its owner, {owner!r} (or --to reader, or producer: docs/how-to/roles.md)"
+        )
+    names = ", ".join(f"{step.number} ({step.name})" for step in missing)
+    return SchemaMismatch(
+        f"the schema {schema!r} lacks step {names}, and the role {role!r} may not change it; run `fencepost migrate` "
+        f"as its owner, {owner!r}"
+    )
 
 
 async def _applied(connection: Any, schema: str) -> list[Applied]:
@@ -234,7 +283,8 @@ async def _applied(connection: Any, schema: str) -> list[Applied]:
     return [Applied(**dict(row)) for row in rows]
 
 
-def _locking(schema: str) -> str:
+def locking(schema: str) -> str:
+    """The statement that waits until nobody else changes this schema; for a transaction."""
     name = schema.replace("'", "''")
     return f"select pg_advisory_xact_lock(hashtextextended('fencepost migrations {name}', 0))"
 

@@ -140,6 +140,13 @@ class WorkerStore:
         )
         return {(row["id"], row["token"]) for row in rows}
 
+    async def written(self, queue_id: int, outcome: Outcome) -> Status | None:
+        """Where the job went, if this very outcome was written before; None if it wasn't, or left no trace."""
+        rows = await self.database.fetch(
+            "written", queue_id=queue_id, id=outcome.id, token=outcome.token, ending=outcome.ending.value
+        )
+        return Status(rows[0]["status"]) if rows else None
+
     async def write_progress(self, queue_id: int, progress: Mapping[tuple[UUID, int], bytes]) -> set[tuple[UUID, int]]:
         """
         Keep how far attempts are, by id and token, as JSON text.

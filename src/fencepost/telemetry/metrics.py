@@ -32,6 +32,7 @@ from prometheus_client.utils import floatToGoString
 
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
+from fencepost.telemetry.pulses import Look, worst
 from fencepost.telemetry.tally import JOB_BUCKETS, Counts, Durations, ProcessEvents
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -100,6 +101,8 @@ class Metrics(ProcessEvents):
         self._requests: dict[tuple[str, str, int], Histogram] = {}
         self._queues = _Queues()
         registry.register(self._queues)
+        self._loops = _Loops()
+        registry.register(self._loops)
 
     def submitted(self, count: int) -> None:
         """Jobs were stored."""
@@ -170,6 +173,10 @@ class Metrics(ProcessEvents):
             child = self._requests[key] = self._http.labels(key[0], route, str(status))
         child.observe(seconds)
 
+    def watch(self, look: Look) -> None:
+        """Show how these loops are, at each scrape."""
+        self._loops.look = look
+
     def exposition(self, queues: Sequence[QueueNumbers] | None) -> bytes:
         """Write everything down. Without *queues* (the database didn't answer) their gauges are left out."""
         self._queues.states = queues
@@ -230,3 +237,23 @@ class _Queues(Collector):
         if name not in self._named and len(self._named) < QUEUE_LABELS:
             self._named.add(name)
         return name if name in self._named else "other"
+
+
+class _Loops(Collector):
+    """How the loops are, made anew at each scrape. Of several processes the worst is shown."""
+
+    def __init__(self) -> None:
+        self.look: Look = list
+
+    def collect(self) -> Iterator[Metric]:
+        age = GaugeMetricFamily(
+            "loop_last_turn_age_seconds",
+            "How long ago a loop came round; 0 while it has nothing to do.",
+            labels=["loop"],
+        )
+        stuck = GaugeMetricFamily("loop_stuck", "Whether a loop is stuck: 1, or 0.", labels=["loop"])
+        for state in worst(self.look()):
+            age.add_metric([state.name], state.age_seconds)
+            stuck.add_metric([state.name], float(state.trouble is not None))
+        yield age
+        yield stuck

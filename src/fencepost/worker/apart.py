@@ -1,5 +1,5 @@
 """
-Write the outcomes of attempts that may have completed their jobs by themselves.
+Write the outcomes of attempts that may have completed their jobs by themselves, and others that need a look each.
 
 A handler can complete its job in a transaction of its own (`fencepost.complete`). Only
 the database knows how that ended, and while it is open the lease is locked. So these
@@ -13,6 +13,11 @@ outcomes don't travel with the others:
                                         not completed, and the lease is locked: looks again later
     commits                             completed: says so, and forgets the outcome
     or rolls back                       the lease is free: writes the outcome
+
+Also here, one at a time and for as long as it takes: an outcome that was sent along with
+others when the connection broke, so that it may be written or not; and one that can't be
+written now, for a reason that isn't its own. Their leases are kept meanwhile, so that
+what has ended well isn't done again.
 """
 
 from __future__ import annotations
@@ -28,9 +33,11 @@ import msgspec
 
 from fencepost.domain import outcome as outcomes
 from fencepost.domain.job import Status
-from fencepost.domain.outcome import Outcome
+from fencepost.domain.outcome import Ending, Outcome
 from fencepost.errors import DatabaseUnavailable
+from fencepost.store.failures import first_line, is_of_the_value, is_the_servers
 from fencepost.store.workers import LeaseBusy
+from fencepost.telemetry.pulses import Pulse
 from fencepost.worker.attempt import Attempt, Key
 
 log = logging.getLogger("fencepost.worker")
@@ -51,6 +58,10 @@ class ApartStore(Protocol):
         """Which of these attempts have completed their jobs."""
         ...
 
+    async def written(self, queue_id: int, outcome: Outcome, /) -> Status | None:
+        """Where the job went, if this outcome is in the history already."""
+        ...
+
 
 class _Waiting(msgspec.Struct):
     outcome: Outcome
@@ -67,8 +78,11 @@ class Apart:
     status, or None when the lease was lost. While there are none, nothing runs.
     """
 
-    def __init__(self, store: ApartStore, *, ended: Callable[[Attempt, Outcome, Status | None], None]) -> None:
+    def __init__(
+        self, store: ApartStore, *, ended: Callable[[Attempt, Outcome, Status | None], None], pulse: Pulse
+    ) -> None:
         self._store = store
+        self._pulse = pulse
         self._ended = ended
         self._waiting: dict[Attempt, _Waiting] = {}
         self._arrived = asyncio.Event()
@@ -111,13 +125,16 @@ class Apart:
             completed = await self._store.completed(queue_id, [attempt.key for attempt in attempts])
             for attempt in attempts:
                 if attempt.key in completed:
-                    self._end(attempt, outcomes.succeeded(attempt.lease, None), Status.COMPLETED)
+                    self._end_completed(attempt)
                 else:
                     await self._write(attempt)
-        except DatabaseUnavailable as error:
-            log.warning("outcomes can't be written yet", extra={"reason": str(error)})
-        except Exception:
-            log.exception("fault while writing outcomes apart")
+                self._pulse.turned()
+        except Exception as error:
+            self._pulse.failed(error)
+            if is_the_servers(error):
+                log.warning("outcomes can't be written yet", extra={"reason": first_line(error)})
+            else:
+                log.exception("fault while writing outcomes apart; trying again")
         for attempt in attempts:
             waiting = self._waiting.get(attempt)
             if waiting is not None:
@@ -133,7 +150,11 @@ class Apart:
             return
         except DatabaseUnavailable:
             raise
-        except Exception:
+        except Exception as error:
+            if not is_of_the_value(error):
+                # The others first, next time: it may be about this one's place in some table after all.
+                self._waiting[attempt] = self._waiting.pop(attempt)
+                raise
             if waiting.is_bare:
                 log.exception("an outcome can't be written; its lease will expire", extra=_named(attempt))
                 self._end(attempt, waiting.outcome, None)
@@ -141,11 +162,20 @@ class Apart:
                 log.exception("an outcome was refused; writing it bare", extra=_named(attempt))
                 waiting.outcome, waiting.is_bare = bare(waiting.outcome), True
             return
-        # Gone between the two looks: it can have been committed just then.
-        if status is None and await self._store.completed(queue_id, [attempt.key]):
-            self._end(attempt, outcomes.succeeded(attempt.lease, None), Status.COMPLETED)
-        else:
-            self._end(attempt, waiting.outcome, status)
+        if status is None:
+            # Gone between the two looks: it can have been committed just then. Or it was written before, and the
+            # answer was lost.
+            if await self._store.completed(queue_id, [attempt.key]):
+                self._end_completed(attempt)
+                return
+            status = await self._store.written(queue_id, waiting.outcome)
+        self._end(attempt, waiting.outcome, status)
+
+    def _end_completed(self, attempt: Attempt) -> None:
+        ended = self._waiting[attempt].outcome
+        if ended.ending is not Ending.SUCCEEDED:
+            ended = outcomes.succeeded(attempt.lease, None)
+        self._end(attempt, ended, Status.COMPLETED)
 
     def _end(self, attempt: Attempt, outcome: Outcome, status: Status | None) -> None:
         del self._waiting[attempt]

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable
 from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Claim
-from fencepost.store.failures import waited_too_long
+from fencepost.store.failures import first_line, is_the_servers, waited_too_long
 from fencepost.store.workers import WorkerStore
+from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.cursors import Cursors, Starts
 from fencepost.worker.settler import Settler
 
@@ -40,8 +41,8 @@ class Dispatcher:
     Outcomes that wait in *settler* travel along with claims of their queue.
     *slots* is how many jobs run at the most; *free* says how many may start now;
     *slot_freed* is set when that has grown.
-    *hand_over* starts leases. *serves* says which queues are ours. `wake` may be called at
-    any time, from the loop's thread.
+    *hand_over* starts leases. *serves* says which queues are ours. *pulse* beats with each turn. `wake` may be
+    called at any time, from the loop's thread.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Dispatcher:
         aging_seconds: float,
         poll_seconds: float,
         serves: Callable[[int], bool] = lambda queue_id: True,
+        pulse: Pulse | None = None,
     ) -> None:
         self._store = store
         self._settler = settler
@@ -69,6 +71,7 @@ class Dispatcher:
         self._aging_seconds = aging_seconds
         self._poll_seconds = poll_seconds
         self._serves = serves
+        self._pulse = pulse or unwatched("dispatcher")
         self._cursors: dict[int, Cursors] = {}
         self._ready: dict[int, None] = {}
         """Queues that may have something due, in turn."""
@@ -109,12 +112,17 @@ class Dispatcher:
         while not self._stopping:
             try:
                 await self._step()
-                failures = 0
+                if failures:
+                    failures = 0
+                    self._pulse.turned()
             except Exception as error:
                 failures += 1
+                self._pulse.failed(error)
                 pause = min(0.1 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
-                if isinstance(error, DatabaseUnavailable):
-                    log.warning("can't claim jobs", extra={"reason": str(error), "retry_in_seconds": round(pause, 3)})
+                if is_the_servers(error):
+                    log.warning(
+                        "can't claim jobs", extra={"reason": first_line(error), "retry_in_seconds": round(pause, 3)}
+                    )
                 else:
                     log.exception("fault while claiming jobs")
                 self._start_over()
@@ -138,7 +146,11 @@ class Dispatcher:
         if self._free() <= 0:
             self._slot_freed.clear()
             if self._free() <= 0 and not self._stopping:
-                await self._slot_freed.wait()
+                self._pulse.rest()
+                try:
+                    await self._slot_freed.wait()
+                finally:
+                    self._pulse.wake()
             return
         now = time.monotonic()
         if now >= self._next_poll:
@@ -153,7 +165,10 @@ class Dispatcher:
             self._ready[queue_id] = None
         if self._ready:
             await self._claim(next(iter(self._ready)))
+            self._pulse.turned_at = now
             return
+        # It was looked, and there is nothing.
+        self._pulse.turned_at = now
         self._woken.clear()
         if not self._ready and not self._stopping and self._next_poll:
             await self._wait(min([self._next_poll, *self._due_at.values()]) - time.monotonic())
@@ -234,8 +249,9 @@ class Dispatcher:
                 if waited_too_long(error):
                     self._settler.put_apart(batch)
                 else:
-                    self._settler.give_back(queue_id, batch)
-                    if isinstance(error, DatabaseUnavailable):
+                    unavailable = isinstance(error, DatabaseUnavailable)
+                    self._settler.give_back(queue_id, batch, is_doubtful=unavailable)
+                    if unavailable:
                         raise
                 # One of them is refused or has to wait; which is found out while the claim goes on without them.
                 log.warning("outcomes were refused along with a claim", extra={"reason": str(error)})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
-from contextlib import suppress
 from uuid import UUID
 
 from fencepost.domain.job import Lease
@@ -14,6 +14,8 @@ from fencepost.store.workers import WorkerStore
 from fencepost.worker.dispatcher import Dispatcher
 from fencepost.worker.executor import Executor
 from fencepost.worker.watching import Watching
+
+log = logging.getLogger("fencepost.worker")
 
 _LARGEST_ID = (1 << 31) - 1
 
@@ -69,10 +71,16 @@ class Hearing:
 
     async def _cancel(self, queue_id: int, job_id: UUID) -> None:
         """A hint says that somebody wants a job of ours to stop: ask the database, and do it."""
-        with suppress(DatabaseUnavailable):
+        try:
             requested = await self._store.cancel_requests(queue_id, [job_id])
-            for attempt in [attempt for attempt in self._executor.running if attempt.key in requested]:
-                self._executor.interrupt(attempt, Ending.CANCELLED)
+        except DatabaseUnavailable:
+            # The next renewal of its lease tells the same.
+            return
+        except Exception:
+            log.exception("fault while looking at a cancellation", extra={"job_id": str(job_id)})
+            return
+        for attempt in [attempt for attempt in self._executor.running if attempt.key in requested]:
+            self._executor.interrupt(attempt, Ending.CANCELLED)
 
 
 def _queue_id(text: str) -> int:

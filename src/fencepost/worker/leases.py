@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import threading
 import time
 from collections import defaultdict
@@ -25,6 +26,7 @@ from fencepost.domain.outcome import Ending
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Extension
 from fencepost.store.workers import WorkerStore
+from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.attempt import Attempt, Key
 
 log = logging.getLogger("fencepost.worker")
@@ -38,7 +40,9 @@ class LeaseKeeper:
     Renews what `hold` was called for, until `drop`.
 
     *store* is made in the keeper's own thread. *interrupt* is called from that thread,
-    with the attempt and the reason: LOST or CANCELLED.
+    with the attempt and the reason: LOST or CANCELLED. *pulse* beats with each round in which
+    nothing that is due was left unrenewed; *look* is called about once a second, for it is
+    the one thread of a worker that no handler can block.
     """
 
     def __init__(
@@ -47,10 +51,14 @@ class LeaseKeeper:
         *,
         lease_seconds: float,
         interrupt: Callable[[Attempt, Ending], None],
+        pulse: Pulse | None = None,
+        look: Callable[[], object] = lambda: None,
     ) -> None:
         self._open_store = open_store
         self._lease_seconds = lease_seconds
         self._interrupt = interrupt
+        self._pulse = pulse or unwatched("lease_keeper")
+        self._look = look
         self._held: set[Attempt] = set()
         """Two threads use it; single operations on a set need no lock."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -96,9 +104,14 @@ class LeaseKeeper:
         try:
             while not self._stop.is_set():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stop.wait(), tick)
-                # Beside the renewal, which may be hanging in a connection that has gone silent.
-                self._give_up_expired()
+                    # Spread, so that many workers don't come back together after an outage.
+                    await asyncio.wait_for(self._stop.wait(), tick * random.uniform(0.75, 1))
+                try:
+                    # Beside the renewal, which may be hanging in a connection that has gone silent.
+                    self._give_up_expired()
+                    self._look()
+                except Exception:
+                    log.exception("fault while keeping leases")
                 if renewal.done():
                     renewal = asyncio.create_task(self._renew_due(store))
         finally:
@@ -108,7 +121,18 @@ class LeaseKeeper:
                 await store.database.close()
 
     async def _renew_due(self, store: WorkerStore) -> None:
+        """One round. Survives every error; those that weren't renewed come again in the next."""
+        try:
+            if await self._renew_each(store):
+                self._pulse.turned()
+        except Exception as error:
+            self._pulse.failed(error)
+            log.exception("fault while renewing leases")
+
+    async def _renew_each(self, store: WorkerStore) -> bool:
+        """Returns whether nothing that is due was left out."""
         now = time.monotonic()
+        complete = True
         due: dict[int, list[Attempt]] = defaultdict(list)
         for held in self._list():
             if now >= held.renew_at:
@@ -122,10 +146,15 @@ class LeaseKeeper:
                         await store.database.open()
                     await self._renew(store, queue_id, batch)
             except (DatabaseUnavailable, TimeoutError) as error:
+                complete = False
                 reason = str(error) or "it does not answer"
+                self._pulse.failed(DatabaseUnavailable(reason))
                 log.warning("leases can't be renewed yet", extra={"reason": reason, "leases": len(batch)})
-            except Exception:
+            except Exception as error:
+                complete = False
+                self._pulse.failed(error)
                 log.exception("fault while renewing leases")
+        return complete
 
     async def _renew(self, store: WorkerStore, queue_id: int, batch: list[Attempt]) -> None:
         asked_at = time.monotonic()

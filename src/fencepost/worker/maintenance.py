@@ -20,6 +20,7 @@ from fencepost.store.job_types import JobTypes
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events, Hooks, JobRecovered
+from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.types.jobtype import JobType
 from fencepost.worker.cursors import Cursors
 
@@ -33,23 +34,48 @@ DECLARATION_SECONDS = 60.0
 RECOVERY_ROWS = 1000
 
 
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 5.0
+"""How soon a duty that failed is tried again, at the latest: an outage ends when it ends."""
+LONGEST_FAULT_PAUSE_SECONDS = 60.0
+"""The same for one that fails while the database answers: somebody has to do something first."""
+
+
 async def repeat(
-    what: str, duty: Callable[[], Awaitable[object]], *, every_seconds: float, first_after_seconds: float = 0.0
+    what: str,
+    duty: Callable[[], Awaitable[object]],
+    *,
+    every_seconds: float,
+    first_after_seconds: float = 0.0,
+    pulse: Pulse | None = None,
 ) -> None:
     """
     Run *duty* now and then every *every_seconds*, a little spread, until cancelled. Survives every error.
 
-    With *first_after_seconds* it begins within that time, at random.
+    After a failure it is tried again soon, less and less so, but never later than usual. With
+    *first_after_seconds* it begins within that time, at random. *pulse* beats with each success.
     """
+    pulse = pulse or unwatched(what)
     await asyncio.sleep(first_after_seconds * random.random())
+    failures = 0
     while True:
+        longest = every_seconds
         try:
             await duty()
+            failures = 0
+            pulse.turned()
         except DatabaseUnavailable as error:
+            failures += 1
+            longest = min(every_seconds, LONGEST_PAUSE_SECONDS)
+            pulse.failed(error)
             log.warning(f"{what} has to wait", extra={"reason": str(error)})
-        except Exception:
+        except Exception as error:
+            failures += 1
+            longest = min(every_seconds, LONGEST_FAULT_PAUSE_SECONDS)
+            pulse.failed(error)
             log.exception(f"fault in {what}")
-        await asyncio.sleep(every_seconds * random.uniform(0.9, 1.0))
+        pause = min(longest, FIRST_PAUSE_SECONDS * 2.0 ** min(failures, 10)) if failures else every_seconds
+        await asyncio.sleep(pause * random.uniform(*((0.5, 1.0) if failures else (0.9, 1.0))))
 
 
 class Rescuer:
@@ -78,16 +104,35 @@ class Rescuer:
         self._ended = ended
         self._rows = rows
         self._cursors: dict[int, Cursors] = {}
+        self._late: set[int] = set()
+        """Queues whose last sweep failed."""
 
     async def sweep(self) -> None:
-        """Take back everything that has run out by now, in every queue."""
+        """
+        Take back everything that has run out by now, in every queue.
+
+        One queue's fault doesn't keep the others from being swept: it is raised after them, and
+        the queue comes last the next time.
+        """
+        fault: Exception | None = None
         try:
-            for queue_id in await self._store.leased_queues():
-                while await self._sweep_some(queue_id):
-                    pass
+            queue_ids = await self._store.leased_queues()
+            for queue_id in sorted(queue_ids, key=lambda queue_id: queue_id in self._late):
+                try:
+                    while await self._sweep_some(queue_id):
+                        pass
+                    self._late.discard(queue_id)
+                except Exception as error:
+                    self._late.add(queue_id)
+                    self._cursors.pop(queue_id, None)
+                    if isinstance(error, DatabaseUnavailable):
+                        raise
+                    fault = error
         except DatabaseUnavailable:
             self._cursors.clear()
             raise
+        if fault is not None:
+            raise fault
 
     async def _sweep_some(self, queue_id: int) -> bool:
         """One statement; returns whether there may be more."""

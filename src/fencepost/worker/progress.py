@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ from fencepost.worker.attempt import Attempt, Key
 log = logging.getLogger("fencepost.worker")
 
 EVERY_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 5.0
+"""How long the next try waits, at the most, while nothing can be written."""
 MESSAGE_CHARACTERS = 200
 
 
@@ -102,15 +105,22 @@ class Progress:
 
     async def _write_on(self) -> None:
         """Until everything is written. Survives every database error."""
+        failures = 0
         while self._latest:
             try:
                 await self._write()
+                failures = 0
             except DatabaseUnavailable as error:
+                failures += 1
                 log.debug("progress can't be written yet", extra={"reason": str(error)})
             except Exception:
+                failures += 1
                 log.exception("fault while writing progress")
             # Also after the last: the next word then waits, however soon it comes.
-            await asyncio.sleep(self._every_seconds)
+            pause = self._every_seconds
+            if failures:
+                pause = min(pause * 2.0 ** min(failures, 10), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0)
+            await asyncio.sleep(pause)
 
     async def _write(self) -> None:
         waiting = self._take()

@@ -20,6 +20,7 @@ import msgspec
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.retention import MOVED_JOBS, NotOurTurn, Retention, Span, Step
 from fencepost.telemetry.events import Events
+from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.maintenance import repeat
 
 log = logging.getLogger("fencepost.retention")
@@ -115,11 +116,18 @@ class Pruner:
         self._survey_pace = Pace(SURVEYED_ROWS, rest=rest)
         self._delete_pace = Pace(DELETED_ROWS, rest=rest)
         self._report = Report()
+        self._pulse = unwatched("pruner")
 
-    async def keep_on(self) -> None:
-        """Run about once an hour, until cancelled."""
+    async def keep_on(self, pulse: Pulse | None = None) -> None:
+        """Run about once an hour, until cancelled. *pulse* beats with each run, and while one gets on."""
+        if pulse is not None:
+            self._pulse = pulse
         await repeat(
-            "removing old jobs", self.run, every_seconds=EVERY_SECONDS, first_after_seconds=FIRST_AFTER_SECONDS
+            "removing old jobs",
+            self.run,
+            every_seconds=EVERY_SECONDS,
+            first_after_seconds=FIRST_AFTER_SECONDS,
+            pulse=pulse,
         )
 
     async def run(self) -> Report:
@@ -228,6 +236,7 @@ class Pruner:
             if done.last_id is None:
                 return
             after = done.last_id
+            self._pulse.turned_at = time.monotonic()
 
     async def _patiently(self, step: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask for a lock again and again, without ever waiting for it: whoever waits holds up all the others."""

@@ -3,8 +3,10 @@ Write outcomes, as many at a time as have gathered.
 
 While one write is under way the next outcomes gather, so under load a write carries
 hundreds and when idle it carries one at once. An outcome that PostgreSQL refuses is
-isolated: it never holds up the others it travels with. Attempts that may have completed
-their jobs by themselves are written apart (apart.py).
+isolated: it never holds up the others it travels with. While none can be written (the
+database is away, a right is missing) they are kept, and so are their leases. Attempts that
+may have completed their jobs by themselves are written apart (apart.py), and so is what
+may have been written by a statement whose answer was lost.
 """
 
 from __future__ import annotations
@@ -18,15 +20,17 @@ from typing import Protocol
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
 from fencepost.errors import DatabaseUnavailable
-from fencepost.store.failures import waited_too_long
+from fencepost.store.failures import first_line, is_of_the_value, is_the_servers, waited_too_long
+from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.apart import Apart, ApartStore, bare
 from fencepost.worker.attempt import Attempt
 
 log = logging.getLogger("fencepost.worker")
 
 BATCH = 500
+MOST_UNWRITTEN = 10 * BATCH
+"""With more than that nothing is claimed: their jobs could end no better."""
 _LONGEST_PAUSE_SECONDS = 2.0
-
 
 Ended = tuple[Attempt, Outcome]
 """An attempt and how it ended."""
@@ -45,10 +49,17 @@ class Settler:
     Collects outcomes and writes them.
 
     *settled* is called once for each attempt, with the job's new status, or None when
-    the lease was lost and nothing was recorded.
+    the lease was lost and nothing was recorded. *relieved* is called when `is_full` has ended.
     """
 
-    def __init__(self, store: SettlingStore, *, settled: Callable[[Attempt, Outcome, Status | None], None]) -> None:
+    def __init__(
+        self,
+        store: SettlingStore,
+        *,
+        settled: Callable[[Attempt, Outcome, Status | None], None],
+        relieved: Callable[[], None] = lambda: None,
+        pulse: Pulse | None = None,
+    ) -> None:
         self._store = store
         self._settled = settled
         self._waiting: dict[int, list[Ended]] = {}
@@ -56,12 +67,23 @@ class Settler:
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._apart = Apart(store, ended=self._ended_apart)
+        self._relieved = relieved
+        self._pulse = pulse or unwatched("settler")
+        self._apart = Apart(store, ended=self._ended_apart, pulse=self._pulse)
+        self._doubtful: set[Attempt] = set()
+        """Written perhaps: nobody heard."""
+        self._pausing = False
+        self.is_full = False
+        """Whether too many wait to be written."""
 
     def put(self, attempt: Attempt, outcome: Outcome) -> None:
         """Hand over an outcome; it is written as soon as can be."""
+        if not self._unwritten:
+            self._pulse.wake()
+            self._idle.clear()
         self._unwritten += 1
-        self._idle.clear()
+        if self._unwritten > MOST_UNWRITTEN:
+            self.is_full = True
         if attempt.completing:
             self._apart.put(attempt, outcome)
             return
@@ -70,14 +92,19 @@ class Settler:
 
     def take(self, queue_id: int) -> list[Ended]:
         """Take a batch to be written by the caller, who then owes a `report` or a `give_back`."""
+        if self._pausing:
+            # They can't be written just now, and a claim need not fail with them.
+            return []
         waiting = self._waiting.pop(queue_id, [])
         if len(waiting) > BATCH:
             # To the end of the line, so that a busy queue can't hold up the others.
             self._waiting[queue_id] = waiting[BATCH:]
         return waiting[:BATCH]
 
-    def give_back(self, queue_id: int, batch: list[Ended]) -> None:
-        """It could not be written, or not like this."""
+    def give_back(self, queue_id: int, batch: list[Ended], *, is_doubtful: bool = False) -> None:
+        """It could not be written, or not like this; or perhaps it was, when *is_doubtful*."""
+        if is_doubtful:
+            self._doubtful.update(attempt for attempt, _ in batch)
         if batch:
             self._waiting[queue_id] = batch + self._waiting.get(queue_id, [])
             self._arrived.set()
@@ -93,11 +120,36 @@ class Settler:
 
     def report(self, batch: list[Ended], statuses: list[Status | None]) -> None:
         """It was written; *statuses* is what `SettlingStore.settle` answered."""
-        for (attempt, outcome), status in zip(batch, statuses, strict=True):
-            self._settled(attempt, outcome, status)
+        if self._doubtful:
+            batch, statuses = self._without_doubts(batch, statuses)
         self._unwritten -= len(batch)
+        for (attempt, outcome), status in zip(batch, statuses, strict=True):
+            try:
+                self._settled(attempt, outcome, status)
+            except Exception:
+                # It is written. Whoever is told of it must not keep the others from being told.
+                log.exception("fault while reporting how an attempt ended", extra={"job_id": str(outcome.id)})
+        self._pulse.turned()
         if not self._unwritten:
+            self._pulse.rest()
             self._idle.set()
+        if self.is_full and self._unwritten < MOST_UNWRITTEN // 2:
+            self.is_full = False
+            self._relieved()
+
+    def _without_doubts(
+        self, batch: list[Ended], statuses: list[Status | None]
+    ) -> tuple[list[Ended], list[Status | None]]:
+        """Leave out those whose lease is gone and who may have been written before: that is looked up, apart."""
+        sure: list[tuple[Ended, Status | None]] = []
+        for (attempt, outcome), status in zip(batch, statuses, strict=True):
+            if attempt in self._doubtful:
+                self._doubtful.discard(attempt)
+                if status is None:
+                    self._apart.put(attempt, outcome)
+                    continue
+            sure.append(((attempt, outcome), status))
+        return [ended for ended, _ in sure], [status for _, status in sure]
 
     async def run(self) -> None:
         """Write until cancelled. Survives every database error."""
@@ -111,11 +163,20 @@ class Settler:
             try:
                 await self._write_next()
                 failures = 0
-            except DatabaseUnavailable as error:
+            except Exception as error:
                 failures += 1
+                self._pulse.failed(error)
                 pause = min(0.05 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
-                log.warning("outcomes can't be written yet", extra={"reason": str(error), "retry_in_seconds": pause})
-                await asyncio.sleep(pause)
+                reason = {"reason": first_line(error), "retry_in_seconds": round(pause, 3)}
+                if is_the_servers(error):
+                    log.warning("outcomes can't be written yet", extra=reason)
+                else:
+                    log.exception("outcomes can't be written yet", extra=reason)
+                self._pausing = True
+                try:
+                    await asyncio.sleep(pause)
+                finally:
+                    self._pausing = False
 
     async def flush(self) -> None:
         """Wait until everything handed over so far is written. Bound it with a timeout."""
@@ -140,9 +201,13 @@ class Settler:
                 log.warning("outcomes wait for a locked lease; writing them apart", extra={"outcomes": len(batch)})
                 self.put_apart(batch)
                 return
-            self.give_back(queue_id, batch)
+            self.give_back(queue_id, batch, is_doubtful=True)
             raise
-        except Exception:
+        except Exception as error:
+            if not is_of_the_value(error):
+                # Perhaps it is about one of them after all, so the others are not kept waiting with it.
+                self.put_apart(batch)
+                raise
             log.exception("a batch of outcomes was refused; writing them one by one")
             await self._write_each(queue_id, batch)
         else:
@@ -156,7 +221,10 @@ class Settler:
                 if waited_too_long(error):
                     self.put_apart(batch[done:])
                     return
-                self.give_back(queue_id, batch[done:])
+                self.give_back(queue_id, batch[done:], is_doubtful=True)
+                raise
+            except Exception:
+                self.put_apart(batch[done:])
                 raise
 
     async def _write_alone(self, queue_id: int, attempt: Attempt, outcome: Outcome) -> None:
@@ -164,7 +232,9 @@ class Settler:
             self.report([(attempt, outcome)], await self._store.settle(queue_id, [outcome]))
         except DatabaseUnavailable:
             raise
-        except Exception:
+        except Exception as error:
+            if not is_of_the_value(error):
+                raise
             log.exception("an outcome was refused; writing it bare", extra={"job_id": str(outcome.id)})
             await self._write_bare(queue_id, attempt, outcome)
 
@@ -175,7 +245,9 @@ class Settler:
             statuses = await self._store.settle(queue_id, [stripped])
         except DatabaseUnavailable:
             raise
-        except Exception:
+        except Exception as error:
+            if not is_of_the_value(error):
+                raise
             log.exception("an outcome can't be written; its lease will expire", extra={"job_id": str(outcome.id)})
             statuses = [None]
         self.report([(attempt, stripped)], statuses)

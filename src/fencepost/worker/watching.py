@@ -9,13 +9,15 @@ Whoever wants a result without asking again and again says so on the schema's ch
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from uuid import UUID
 
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.hints import MOST_DONE, done_hint
+
+log = logging.getLogger("fencepost.worker")
 
 WATCHED_SECONDS = 60.0
 """How long a job is kept in mind after it was last asked for."""
@@ -82,6 +84,10 @@ class Watching:
             some = list(self._ended)[:MOST_DONE]
             for job_id in some:
                 del self._ended[job_id]
-            # Who waits finds it by looking.
-            with suppress(DatabaseUnavailable):
+            try:
                 await self._notify(done_hint(some))
+            except DatabaseUnavailable:
+                # Who waits finds it by looking.
+                continue
+            except Exception:
+                log.exception("fault while telling of jobs that have ended")

@@ -29,6 +29,7 @@ from fencepost.store.queues import Queues
 from fencepost.store.retention import Keep, Retention
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
+from fencepost.telemetry.pulses import Pulse
 from fencepost.types.jobtype import JobType
 from fencepost.worker import maintenance
 from fencepost.worker.attempt import Attempt, Host
@@ -45,6 +46,7 @@ from fencepost.worker.runtime import Runtime
 from fencepost.worker.settler import Settler
 from fencepost.worker.strangers import Strangers
 from fencepost.worker.tasks import Kept, end_all
+from fencepost.worker.vitals import WorkerVitals
 from fencepost.worker.watching import Watching
 
 log = logging.getLogger("fencepost.worker")
@@ -77,7 +79,8 @@ class Worker:
         self._store = WorkerStore(self._database, self.id)
         journal = Journal(share=settings.log_jobs)
         self._reports = Reports(events, runtime.hooks, journal)
-        self._settler = Settler(self._store, settled=self._settled)
+        self.vitals = vitals = WorkerVitals(settings, runtime.types.values())
+        self._settler = Settler(self._store, settled=self._settled, relieved=self._relieved, pulse=vitals.settler)
         self._progress = Progress(self._store)
         self._lifespan = OpenLifespan(runtime)
         self._host = Host(
@@ -98,18 +101,21 @@ class Worker:
             self._store,
             settler=self._settler,
             slots=settings.workers,
-            free=lambda: self._executor.free,
+            free=self._free,
             slot_freed=self._executor.slot_freed,
             hand_over=self._begin,
             lease_seconds=settings.lease_seconds,
             aging_seconds=settings.priority_aging_seconds,
             poll_seconds=settings.poll_interval_seconds,
             serves=self._serves,
+            pulse=vitals.dispatcher,
         )
         self._keeper = LeaseKeeper(
             lambda: WorkerStore(Database.of(settings, dsn, connections=1, session=HOT_SESSION), self.id),
             lease_seconds=settings.lease_seconds,
             interrupt=self._interrupt_from_outside,
+            pulse=vitals.leases,
+            look=vitals.look,
         )
         self._watching = Watching(self._store.notify)
         self._rescuer = maintenance.Rescuer(
@@ -122,7 +128,12 @@ class Worker:
         self._presence = maintenance.Presence(self._store, slots=settings.workers)
         self._pruner = Pruner(Retention(self._database, Keep.of(settings)), events=events)
         self._hearing = Hearing(self._store, self._dispatcher, self._executor, self._watching)
-        self._listener = Listener(self._database, heard=self._hearing.heard, connected=self._dispatcher.poll_now)
+        self._listener = Listener(
+            self._database,
+            heard=self._hearing.heard,
+            connected=self._dispatcher.poll_now,
+            pulse=vitals.listener,
+        )
         self._duties: list[asyncio.Task[None]] = []
         self._recovery: asyncio.Task[None] | None = None
         self._claiming: asyncio.Task[None] | None = None
@@ -155,15 +166,18 @@ class Worker:
         self._executor.prepare()
         self._keeper.start()
         self._progress.start()
-        settings = self._settings
+        self.vitals.start()
+        settings, vitals = self._settings, self.vitals
         self._settling = self._task(self._settler.run(), "settler")
-        self._recovery = self._duty("recovery", self._rescuer.sweep, settings.recovery_interval_seconds)
+        sweeps, beats = settings.recovery_interval_seconds, maintenance.HEARTBEAT_SECONDS
+        partitions, declarations = maintenance.PARTITIONS_SECONDS, maintenance.DECLARATION_SECONDS
+        self._recovery = self._duty("recovery", self._rescuer.sweep, sweeps, vitals.recovery)
         self._duties = [
             self._task(self._listener.run(), "listener"),
-            self._duty("heartbeat", self._presence.beat, maintenance.HEARTBEAT_SECONDS),
-            self._duty("making partitions", self._make_partitions, maintenance.PARTITIONS_SECONDS),
-            self._duty("declaring job types", self._declaration.declare, maintenance.DECLARATION_SECONDS),
-            self._task(self._pruner.keep_on(), "pruner"),
+            self._duty("heartbeat", self._presence.beat, beats, vitals.heartbeat),
+            self._duty("making partitions", self._make_partitions, partitions, vitals.partitions),
+            self._duty("declaring job types", self._declaration.declare, declarations, vitals.declaration),
+            self._task(self._pruner.keep_on(vitals.pruner), "pruner"),
         ]
         self._claiming = self._task(self._dispatcher.run(), "dispatcher")
 
@@ -187,6 +201,7 @@ class Worker:
     async def stop_claiming(self) -> None:
         """Claim and recover no more. Running jobs go on, and their outcomes are written."""
         self._draining = True
+        self.vitals.end()
         self._kept.let_go()
         self._dispatcher.stop()
         await end_all(self._recovery)
@@ -246,8 +261,18 @@ class Worker:
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         return self._kept.keep(asyncio.get_running_loop().create_task(work, name=f"fencepost-{name}"))
 
-    def _duty(self, what: str, duty: Callable[[], Awaitable[object]], every_seconds: float) -> asyncio.Task[None]:
-        return self._task(maintenance.repeat(what, duty, every_seconds=every_seconds), what.replace(" ", "-"))
+    def _duty(
+        self, what: str, duty: Callable[[], Awaitable[object]], every_seconds: float, pulse: Pulse
+    ) -> asyncio.Task[None]:
+        work = maintenance.repeat(what, duty, every_seconds=every_seconds, pulse=pulse)
+        return self._task(work, what.replace(" ", "-"))
+
+    def _relieved(self) -> None:
+        self._executor.slot_freed.set()
+
+    def _free(self) -> int:
+        """How many jobs may be claimed: none while so many outcomes can't be written."""
+        return 0 if self._settler.is_full else self._executor.free
 
     def _begin(self, leases: list[Lease]) -> None:
         for lease in leases:

@@ -22,9 +22,13 @@ import msgspec
 from fencepost.app import Fencepost
 from fencepost.cli.bench.processes import say, stdin
 from fencepost.cli.worker_thread import new_event_loop
+from fencepost.domain.context import Context
 from fencepost.settings import Settings
 from fencepost.telemetry.events import Events
 from fencepost.worker.worker import Worker
+
+FAILING_BYTES = 100_000
+"""What a failing handler has in its frame."""
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -36,6 +40,8 @@ class Config(msgspec.Struct, frozen=True):
     log_lines: bool = False
     report_seconds: float = 0.01
     """How long after a start it is reported, along with those that came meanwhile."""
+    counts_tasks: bool = False
+    """Whether it also says how many tasks there are, which takes longer the more there are."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -53,6 +59,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     started: int = 0
     at: int | None = None
     first_at: int | None = None
+    tasks: int = 0
     totals: Totals | None = None
 
 
@@ -65,8 +72,9 @@ class Timed(msgspec.Struct, frozen=True):
 class Counter:
     """What the handlers note."""
 
-    def __init__(self, report_seconds: float) -> None:
+    def __init__(self, report_seconds: float, *, counts_tasks: bool = False) -> None:
         self._report_seconds = report_seconds
+        self._counts_tasks = counts_tasks
         self._reporting: asyncio.TimerHandle | None = None
         self.started = 0
         self.first_at: int | None = None
@@ -93,16 +101,19 @@ class Counter:
 
     def _report(self) -> None:
         self._reporting = None
-        say(Line(self.started, time.monotonic_ns(), self.first_at))
+        tasks = len(asyncio.all_tasks()) if self._counts_tasks else 0
+        say(Line(self.started, time.monotonic_ns(), self.first_at, tasks))
 
 
 def main() -> None:
     """Run the child."""
     config = msgspec.json.decode(sys.stdin.readline(), type=Config)
-    if config.log_lines:
+    if config.log_lines or config.counts_tasks:
         from fencepost.telemetry import logs
 
-        logs.configure(Settings(log_format="json"), stream=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        # What fails is logged with its traceback: a part of what a failure costs.
+        settings = Settings(log_format="json", log_level="info" if config.log_lines else "warning")
+        logs.configure(settings, stream=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     else:
         logging.disable(logging.INFO)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -110,7 +121,7 @@ def main() -> None:
 
 
 def jobs_of(counter: Counter) -> Fencepost:
-    """The job types of the benchmarks: they count, and do nothing else."""
+    """The job types of the benchmarks: they count, and do nothing else; one fails at first."""
     app = Fencepost()
 
     async def noop(context: object, payload: object) -> None:
@@ -121,13 +132,27 @@ def jobs_of(counter: Counter) -> Fencepost:
         counter.begin(now)
         counter.delays_ns.append(now - payload.at)
 
+    async def fails(context: Context, payload: object) -> None:
+        counter.begin(time.monotonic_ns())
+        if context.attempt == 1:
+            _fail(bytearray(FAILING_BYTES))
+
     app.register("noop", noop)
+    app.register("fails", fails)
     app.register("timed", timed, payload=Timed)
     return app
 
 
+def _fail(held: bytearray) -> None:
+    """Raise, as real code does: some calls deep, with something large in a frame."""
+    try:
+        {}[len(held)]
+    except KeyError as error:
+        raise RuntimeError(f"no entry of {len(held):,} bytes") from error
+
+
 async def _run(config: Config) -> None:
-    counter = Counter(config.report_seconds)
+    counter = Counter(config.report_seconds, counts_tasks=config.counts_tasks)
     settings = Settings(schema=config.schema, workers=config.slots)
     worker = Worker(config.dsn, jobs_of(counter).types, settings, Events())
     commands = await stdin()

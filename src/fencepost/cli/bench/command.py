@@ -12,7 +12,7 @@ import click
 import msgspec
 
 import fencepost
-from fencepost.cli.bench import crowded, drains, ground, http, measures, steady
+from fencepost.cli.bench import crowded, drains, ground, http, levels, measures, steady
 from fencepost.cli.bench.plan import Figures, Plan, Show
 from fencepost.cli.output import progress
 from fencepost.cli.worker_thread import new_event_loop
@@ -49,7 +49,7 @@ KINDS: dict[str, Kind] = {
     "idle": Kind(steady.idle),
     "http": Kind(http.http),
     "crowded": Kind(crowded.crowded),
-    "memory": Kind(drains.memory),
+    "memory": Kind(levels.memory),
 }
 
 
@@ -64,6 +64,8 @@ class Result(msgspec.Struct):
     repeats: int
     medians: dict[str, Figures]
     runs: dict[str, list[Figures]]
+    levels: dict[str, list[list[ground.Level]]]
+    """What was seen over time, of each run of a measure that looks."""
 
 
 def bench(*, kinds: tuple[str, ...], plan: Plan, repeats: int, schema: str | None, as_json: bool) -> int:
@@ -77,6 +79,7 @@ def bench(*, kinds: tuple[str, ...], plan: Plan, repeats: int, schema: str | Non
 
 async def _bench(url: str, kinds: tuple[str, ...], plan: Plan, repeats: int, schema: str | None) -> Result:
     runs: dict[str, list[Figures]] = {kind: [] for kind in kinds}
+    seen: dict[str, list[list[ground.Level]]] = {}
     server: dict[str, str] = {}
     # Round and round rather than each in turn, so that a machine that slows down meanwhile slows all alike.
     for repeat in range(repeats):
@@ -85,6 +88,8 @@ async def _bench(url: str, kinds: tuple[str, ...], plan: Plan, repeats: int, sch
                 server = await ground.facts(place.database)
                 its_plan = msgspec.structs.replace(plan, pinned=KINDS[kind].pinned)
                 runs[kind].append(await KINDS[kind].run(place, its_plan, _show(f"{kind} {repeat + 1}/{repeats}")))
+                if place.levels:
+                    seen.setdefault(kind, []).append(place.levels)
     return Result(
         fencepost=fencepost.__version__,
         python=platform.python_version(),
@@ -94,6 +99,7 @@ async def _bench(url: str, kinds: tuple[str, ...], plan: Plan, repeats: int, sch
         repeats=repeats,
         medians={kind: _medians(figures) for kind, figures in runs.items()},
         runs=runs,
+        levels=seen,
     )
 
 

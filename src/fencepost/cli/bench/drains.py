@@ -14,12 +14,10 @@ from fencepost.cli.bench.ground import Ground, server_cpu, wal_bytes
 from fencepost.cli.bench.measures import insert_one
 from fencepost.cli.bench.plan import Figures, Plan, Show, fill
 from fencepost.cli.bench.reading import merged, rate_between
-from fencepost.cli.bench.workers import Child, changed, check_alive, children, resident_bytes
+from fencepost.cli.bench.workers import Child, changed, check_alive, children
 
 SPAN = 10_000
 """How many jobs the first and the last rate of a drain are taken over, at the most."""
-MEMORY_TIMES = 10
-"""How many times the plan's jobs are run to see what a worker's memory comes to."""
 
 
 async def drain(ground: Ground, plan: Plan, show: Show) -> Figures:
@@ -41,31 +39,6 @@ async def serial(ground: Ground, plan: Plan, show: Show) -> Figures:
         **figures,
         "insert_commits_per_second": reference,
         "ratio_to_insert": rate / reference if rate and reference else None,
-    }
-
-
-async def memory(ground: Ground, plan: Plan, show: Show) -> Figures:
-    """What a worker process holds in memory half-way through ten times as many jobs, and at the end."""
-    plan = msgspec.structs.replace(plan, jobs=plan.jobs * MEMORY_TIMES)
-    resident: list[int | None] = []
-    await fill(ground, plan, show)
-    await ground.database.execute("analyze")
-    async with children(1, Config(ground.dsn, ground.schema, plan.slots, log_lines=plan.log_lines)) as (child,):
-
-        def look(started: int) -> None:
-            if not resident and started >= plan.jobs // 2:
-                resident.append(resident_bytes(child.pid))
-
-        child.go()
-        await _all_finished(ground, plan, [child], show, each=look)
-        resident.append(resident_bytes(child.pid))
-        totals = await child.finish()
-    half, full = (None if size is None else size / 1e6 for size in resident)
-    return {
-        "half_way_memory_megabytes": half,
-        "memory_megabytes": full,
-        "ratio_to_half_way": full / half if full and half else None,
-        "peak_memory_megabytes": totals.peak_memory_bytes / 1e6,
     }
 
 
@@ -97,7 +70,7 @@ async def _drain(ground: Ground, plan: Plan, show: Show, wal_before: int) -> Fig
         server_before = await server_cpu(ground.database)
         for child in workers:
             child.go()
-        await _all_finished(ground, plan, workers, show)
+        await all_finished(ground, plan, workers, show, starts=plan.jobs)
         end = time.monotonic_ns()
         server_after = await server_cpu(ground.database)
         written = await wal_bytes(ground.database) - wal_before
@@ -116,18 +89,24 @@ async def _drain(ground: Ground, plan: Plan, show: Show, wal_before: int) -> Fig
     }
 
 
-async def _all_finished(
-    ground: Ground, plan: Plan, workers: list[Child], show: Show, *, each: Callable[[int], None] = lambda started: None
+async def all_finished(
+    ground: Ground,
+    plan: Plan,
+    workers: list[Child],
+    show: Show,
+    *,
+    starts: int,
+    each: Callable[[int], None] = lambda started: None,
 ) -> None:
-    """Until every handler has started, telling *each* how many have, and then until nothing is pending or leased."""
+    """Until *starts* handlers have started, telling *each* how many, and then until nothing is pending or leased."""
     said = 0
-    with show("running", plan.jobs) as advance:
-        while (done := sum(child.started for child in workers)) < plan.jobs:
+    with show("running", starts) as advance:
+        while (done := sum(child.started for child in workers)) < starts:
             advance("", done - said)
             said = done
             await changed(workers)
             each(sum(child.started for child in workers))
-        advance("", plan.jobs - said)
+        advance("", starts - said)
     # Asked only now: before all have begun the answer is known, and asking would slow what is measured.
     while (await ground.database.fetch("unfinished"))[0]["some"]:
         check_alive(workers)

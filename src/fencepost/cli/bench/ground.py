@@ -30,6 +30,17 @@ _INSUFFICIENT_PRIVILEGE = "42501"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
+class Level(msgspec.Struct, frozen=True):
+    """What a worker process held at one moment; None for what can't be seen."""
+
+    started: int
+    """How many handlers had started."""
+    memory_megabytes: float | None
+    tasks: int
+    threads: int | None
+    open_files: int | None
+
+
 class Ground(msgspec.Struct, frozen=True):
     """A fresh schema to measure in, and a producer's way into it."""
 
@@ -38,6 +49,8 @@ class Ground(msgspec.Struct, frozen=True):
     database: Database
     queues: Queues
     jobs: Jobs
+    levels: list[Level] = []
+    """Where a measure leaves what it has seen over time."""
 
 
 @contextmanager

@@ -34,6 +34,12 @@ class Plan(msgspec.Struct, frozen=True):
     log_lines: bool = False
     seconds: float = 20.0
     rate: float = 3000.0
+    failures: float = 0.0
+    """Share of the jobs of `memory` whose first attempt fails."""
+
+    def failing(self, jobs: int) -> int:
+        """How many of so many jobs fail at first."""
+        return int(jobs * self.failures)
 
 
 def job(plan: Plan, *, type: str = "noop", payload: bytes | None = None) -> NewJob:
@@ -53,6 +59,9 @@ async def fill(ground: Ground, plan: Plan, show: Show) -> float:
     with show("handing in", plan.jobs) as advance:
         for done in range(0, plan.jobs, BATCH):
             count = min(BATCH, plan.jobs - done)
-            await ground.jobs.enqueue([job(plan) for _ in range(count)])
+            # Spread evenly.
+            before, after = plan.failing(done), plan.failing(done + count)
+            made = [job(plan, type="fails") for _ in range(after - before)]
+            await ground.jobs.enqueue(made + [job(plan) for _ in range(count - len(made))])
             advance("", count)
     return time.perf_counter() - start

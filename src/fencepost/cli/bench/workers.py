@@ -29,6 +29,8 @@ class Child:
         self.changed = asyncio.Event()
         self.progress: list[Progress] = []
         self.first_at_ns: int | None = None
+        self.tasks = 0
+        """How many it had when it last spoke, if it counts them."""
         self.totals: Totals | None = None
         self.ended = False
 
@@ -80,6 +82,7 @@ class Child:
             else:
                 self.progress.append(Progress(line.at, line.started))
                 self.first_at_ns = line.first_at
+                self.tasks = line.tasks
                 self.changed.set()
         self.ended = True
         self.changed.set()
@@ -144,6 +147,16 @@ def resident_bytes(pid: int) -> int | None:
     except OSError:
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def threads(pid: int) -> int | None:
+    """How many threads a process has; None where that can't be seen."""
+    return len(_folders(Path(f"/proc/{pid}/task"))) or None
+
+
+def open_files(pid: int) -> int | None:
+    """How many file descriptors a process has open; None where that can't be seen."""
+    return len(_folders(Path(f"/proc/{pid}/fd"))) or None
 
 
 def _folders(place: Path) -> list[Path]:

@@ -139,7 +139,7 @@ class _Child:
         self.say(messages.Ready())
         ordered = asyncio.create_task(self._obey(worker), name="fencepost-orders")
         signalled = asyncio.create_task(signals.stop.wait(), name="fencepost-signals")
-        reporting = asyncio.create_task(self._report(), name="fencepost-reports")
+        reporting = asyncio.create_task(self._report(worker), name="fencepost-reports")
         reasons: list[asyncio.Future[object]] = [ordered, signalled, worker.failed]  # type: ignore[list-item]
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
         timeout = ordered.result() if ordered.done() else settings.shutdown_timeout_seconds
@@ -192,12 +192,17 @@ class _Child:
         self._count()
         self.say(messages.Drained(handlers_left))
 
-    async def _report(self) -> None:
+    async def _report(self, worker: WorkerThread) -> None:
+        told_at = -messages.ALIVE_SECONDS
         while True:
-            await asyncio.sleep(REPORT_SECONDS)
+            loops = worker.look()
             # A parent that doesn't read (a stopped one) gets the sum once it does.
             if self._writer.transport.get_write_buffer_size() == 0:
                 self._count()
+                if time.monotonic() - told_at >= messages.ALIVE_SECONDS:
+                    told_at = time.monotonic()
+                    self.say(messages.Alive(loops))
+            await asyncio.sleep(REPORT_SECONDS)
 
     def _count(self) -> None:
         counts = self._tally.take()

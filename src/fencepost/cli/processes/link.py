@@ -18,6 +18,7 @@ import msgspec
 from fencepost.cli.processes import messages
 from fencepost.cli.processes.messages import Config, Order, Report
 from fencepost.errors import FencepostError
+from fencepost.telemetry.pulses import LoopState, Pulse
 from fencepost.telemetry.tally import Counts, ProcessEvents
 
 log = logging.getLogger("fencepost.processes")
@@ -26,8 +27,10 @@ log = logging.getLogger("fencepost.processes")
 class WorkerProcess:
     """One worker process, from its start to its end."""
 
-    def __init__(self, config: Config, events: ProcessEvents) -> None:
-        """Start the process; it waits for `configure`. Raises OSError when the system has no room for it."""
+    def __init__(self, config: Config, events: ProcessEvents, pulse: Pulse) -> None:
+        """
+        Start the process; *pulse* beats with what it says. Raises OSError when the system has no room for it.
+        """
         self.number = config.number
         self.active = 0
         """Its busy slots, as last heard."""
@@ -42,6 +45,9 @@ class WorkerProcess:
         """It claims no more."""
         self.exit_code = 0
         """Once it has ended; negative for a signal, as in `subprocess`."""
+        self.loops: list[LoopState] = []
+        """How its loops are, as last heard."""
+        self._pulse = pulse
         self._stuck = 0
         self._config = config
         self._events = events
@@ -55,7 +61,13 @@ class WorkerProcess:
         with theirs:
             self._process = self._start(theirs.fileno(), config.turn)
         # A thread each, rather than asyncio's own watching, so that nobody else's children are taken away.
-        threading.Thread(target=self._reap, name=f"fencepost-process-{self.number}", daemon=True).start()
+        reaper = threading.Thread(target=self._reap, name=f"fencepost-process-{self.number}", daemon=True)
+        try:
+            reaper.start()
+        except RuntimeError as error:
+            self._link.close()
+            self._process.kill()
+            raise OSError(f"no thread can be started: {error}") from error
         self.ended = asyncio.create_task(self._live(), name=f"fencepost-process-{self.number}")
         """Done once the process is gone and everything that it said has been heard."""
 
@@ -118,6 +130,10 @@ class WorkerProcess:
         match report:
             case messages.Ready():
                 self.ready.set()
+                self._pulse.turned()
+            case messages.Alive(loops=loops):
+                self.loops = loops
+                self._pulse.turned()
             case messages.Quiet():
                 self.quiet.set()
             case messages.Refused():

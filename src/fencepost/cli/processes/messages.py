@@ -10,10 +10,12 @@ from __future__ import annotations
 import msgspec
 
 from fencepost.settings import Settings
+from fencepost.telemetry.pulses import LoopState
 from fencepost.telemetry.tally import Counts
 
 LAST_SECONDS = 25.0
 """What a worker may take beyond SHUTDOWN_TIMEOUT: to end a claim, to see cancelled handlers off, to write outcomes."""
+ALIVE_SECONDS = 2.0
 LINE_LIMIT = 1 << 20
 """The longest line, in bytes. A report has some hundred bytes for each way in which attempts end."""
 
@@ -64,6 +66,12 @@ class Counted(msgspec.Struct, frozen=True, tag=True):
     counts: Counts
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """It lives, and so its loops are. Said every `ALIVE_SECONDS`, whatever its handlers do."""
+
+    loops: list[LoopState]
+
+
 class Quiet(msgspec.Struct, frozen=True, tag=True):
     """It claims no more."""
 
@@ -75,7 +83,7 @@ class Drained(msgspec.Struct, frozen=True, tag=True):
     """How many handlers ignored even their cancellation."""
 
 
-Report = Ready | Refused | Counted | Quiet | Drained
+Report = Ready | Refused | Counted | Alive | Quiet | Drained
 
 
 def line(message: Config | Order | Report) -> bytes:

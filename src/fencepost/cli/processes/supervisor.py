@@ -15,6 +15,7 @@ from fencepost.cli.processes.link import WorkerProcess
 from fencepost.cli.processes.messages import Config
 from fencepost.errors import FencepostError
 from fencepost.settings import Settings
+from fencepost.telemetry.pulses import LoopState, Pulse, Vitals
 from fencepost.telemetry.tally import ProcessEvents
 
 log = logging.getLogger("fencepost.processes")
@@ -23,6 +24,8 @@ STEADY_SECONDS = 30.0
 """A worker process that ran for so long is replaced at once."""
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
+SILENCE_SECONDS = 15.0
+"""How long nothing may be heard of a worker process, while it is replaced or because it stands still."""
 QUIET_SECONDS = 10.0
 """How long the claims that are under way may take to end."""
 
@@ -70,6 +73,8 @@ class Supervisor:
         self._processes: dict[int, WorkerProcess] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
+        self._vitals = Vitals()
+        self._pulses = {config.number: self._vitals.add(_pulse(config.number)) for config in self._configs}
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         """Never done: worker processes that fail are replaced."""
 
@@ -102,9 +107,20 @@ class Supervisor:
     def wake(self, queue_ids: Iterable[int]) -> None:
         """Nothing: they hear it from the database."""
 
+    def look(self) -> list[LoopState]:
+        """How the worker processes are, and the loops in them, as last heard."""
+        heard = [
+            _in_process(process, state)
+            for process in self._processes.values()
+            if process.ready.is_set() and not process.ended.done() and not self._stopping.is_set()
+            for state in process.loops
+        ]
+        return [*self._vitals.look(), *heard]
+
     async def stop_claiming(self) -> None:
         """Have all of them claim no more; from now on none is replaced."""
         self._stopping.set()
+        self._vitals.end()
         for process in self._processes.values():
             process.tell(messages.StopClaiming())
         await self._each_heard([process.quiet for process in self._processes.values()], QUIET_SECONDS)
@@ -141,7 +157,7 @@ class Supervisor:
             process.kill()
 
     def _launch(self, config: Config) -> WorkerProcess:
-        process = self._processes[config.number] = WorkerProcess(config, self._events)
+        process = self._processes[config.number] = WorkerProcess(config, self._events, self._pulses[config.number])
         self._events.process_started()
         log.info("worker process started", extra=_names(process))
         return process
@@ -173,12 +189,15 @@ class Supervisor:
             if process is not None:
                 _report_end(process, pause)
                 process.end_reported = True
+                self._pulses[config.number].failed(RuntimeError(f"it ended by itself: {_how(process.exit_code)}"))
             if await _set_within(self._stopping, pause):
                 return
             try:
                 process = self._launch(config)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - told below
+                # Whatever it is: without its keeper this one would never be replaced.
                 process = None
+                self._pulses[config.number].failed(error)
                 log.error("no worker process can be started", extra={"reason": str(error)})
 
     async def _each_heard(self, events: list[asyncio.Event], seconds: float) -> None:
@@ -192,6 +211,23 @@ class Supervisor:
             _, late = await asyncio.wait(waits, timeout=seconds)
             for task in late:
                 task.cancel()
+
+
+def _pulse(number: int) -> Pulse:
+    return Pulse(
+        "worker_process",
+        task=f"number {number}, which runs jobs",
+        patience_seconds=SILENCE_SECONDS,
+        advice="its own lines in the log say why it ends or is silent; it is replaced once it ends",
+    )
+
+
+def _in_process(process: WorkerProcess, state: LoopState) -> LoopState:
+    """Say where a loop is that is stuck."""
+    if state.trouble is None:
+        return state
+    trouble = f"in worker process {process.number} (pid {process.pid}) {state.trouble}"
+    return msgspec.structs.replace(state, trouble=trouble)
 
 
 def _names(process: WorkerProcess) -> dict[str, object]:

@@ -31,9 +31,9 @@ begin
           from pg_catalog.pg_proc p
          where p.pronamespace = ours
            and p.proname not in ('ensure_partitions', 'new_id')
-           and exists (select from unnest(p.proconfig) s (setting) where s.setting = 'search_path=pg_catalog')
+           and exists (select from unnest(p.proconfig) s (setting) where s.setting in ('search_path=pg_catalog', 'search_path=pg_catalog, pg_temp'))
     loop
-        execute format('alter function %s set search_path = fencepost_clock, pg_catalog', item.name);
+        execute format('alter function %s set search_path = fencepost_clock, pg_catalog, pg_temp', item.name);
     end loop;
     for item in
         select cast(d.adrelid as regclass) as tab, a.attname as col

@@ -1,0 +1,423 @@
+"""
+A primary and a synchronous standby, and every way to hurt them that loses nothing.
+
+**No commit that a client was told of may be lost by the harness**, or its checks would
+accuse the fleet. A commit survives `failover` when it was flushed on the standby before
+its client heard of it. `synchronous_standby_names` asks for that, but there are gaps, and
+each is closed here:
+
+1. *The setting is reloaded, not yet in force.* Backends don't read it; they read a flag
+   in shared memory that the checkpointer sets when it comes to reload. Between
+   `pg_reload_conf` and then, commits are acknowledged without the standby. There is no
+   view of that flag, so it is proven: the standby's receiver is stopped, a commit is
+   tried, and only when its backend is seen waiting (`SyncRep`) is the flag known to be
+   set. Should it come through instead, it is tried again. See `_prove`.
+2. *What was acknowledged before that.* Its WAL lies before the primary's flush position
+   as read after the proof; the standby has to reach it. See `_catch_up`.
+3. *A backend that is killed while it waits.* Its transaction is committed on the primary,
+   unacknowledged, but visible at once, so that somebody else may be told about it, a
+   duplicate for example, before the standby has it. Therefore `failover` catches up once
+   more immediately before it kills, and no `terminate` of ours comes in between
+   (`steady`). A restart or a crash has the same effect, and for versions before 17.6 and
+   15.14 gap 1 besides; so each of them also asks for a new proof.
+4. *A zombie.* A backend that outlives its postmaster could write on. It could not
+   acknowledge a commit, since its sender is dead, but it is killed with all the others,
+   and its end awaited, before the standby is promoted.
+5. *No standby.* Between promotion and the end of the rebuild one server alone holds the
+   data, and commits don't wait. Everything that could lose its data waits for the lock
+   that `failover` holds until then. Killing its processes loses nothing: what is
+   committed is in its WAL files.
+
+What remains: a client that cancels its commit while that waits for the standby, and takes
+the success with a warning that PostgreSQL then answers. `statement_timeout` never does
+that, since it is over when the commit begins. Gap 3's catching up covers it, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psycopg
+from psycopg import sql
+
+from chaos.world import processes
+from chaos.world.janitor import Janitor
+from chaos.world.server import Server, WorldError
+from fencepost.embedded import find_binaries
+from fencepost.embedded.cluster import tail
+from fencepost.embedded.launch import run
+from fencepost.embedded.privileges import Identity, choose_identity
+
+ROLE = "app"
+"""Who the fleet connects as: it owns the database and is no superuser, so every limit holds for it."""
+STREAM_SECONDS = 20.0
+POLL_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """How long one took, in seconds."""
+
+    down: float
+    """From the kill to the promoted server's first answer, with the proxies led to it."""
+    rebuilt: float
+    """From then until the new standby was streaming and commits were synchronous again."""
+    total: float
+    """All of it, with the wait before the kill until the old standby had everything."""
+
+
+class Cluster:
+    """
+    Two servers in one folder. Every method may be called from any thread.
+
+    One operation on the servers goes on at a time; the next waits for it. When the runner
+    dies, however that happens, nothing of it stays.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        binaries: Path | None = None,
+        fsync: bool = True,
+        standby: bool = True,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Describe it; nothing is touched before `start`.
+
+        *folder* is made if need be. As root it must be one that other accounts may pass
+        through. Without *standby* there is no failover, and `ensure_protected` does nothing.
+        """
+        self._folder = folder.resolve() / "servers"
+        self._folder_of_binaries = binaries
+        self._options = {"fsync": "on" if fsync else "off", **(options or {})}
+        self._has_standby = standby
+        self._servers: list[Server] = []
+        self._lock = threading.RLock()
+        self._steady = threading.RLock()
+        self._protected = False
+        self._callbacks: list[Callable[[Path], object]] = []
+        self._janitor: Janitor | None = None
+
+    # Start and end
+
+    def start(self) -> float:
+        """Make both servers and start them; return when commits are synchronous."""
+        begun = time.monotonic()
+        with self._lock:
+            opened = 0o711 if os.geteuid() == 0 else 0o700
+            for folder in (self._folder.parent, self._folder):
+                if not folder.exists():
+                    folder.mkdir(parents=True)
+                    folder.chmod(opened)
+            self._janitor = Janitor(self._folder)
+            try:
+                self._set_up()
+            except BaseException:
+                self.close()
+                raise
+        return time.monotonic() - begun
+
+    def _set_up(self) -> None:
+        assert self._janitor is not None
+        binaries = find_binaries(self._folder_of_binaries)
+
+        def probe(identity: Identity) -> str | None:
+            succeeded, output = run([binaries.initdb, "--version"], identity=identity, folder=self._folder)
+            return None if succeeded else tail(output).strip()
+
+        identity = choose_identity(data=self._folder / "a", folder=self._folder, probe=probe)
+        for name in ("a", "b") if self._has_standby else ("a",):
+            server = Server(name, self._folder, binaries=binaries, identity=identity, options=self._options)
+            self._servers.append(server)
+            self._janitor.also(server.socket_folder)
+        self.primary.create()
+        self.primary.start()
+        with self.admin() as session:
+            session.execute(f"create role {ROLE} login")
+            session.execute(f"alter database fencepost owner to {ROLE}")
+        if self._has_standby:
+            self._rebuild()
+
+    def close(self) -> float:
+        """Stop both and remove all that they had. Safe to call twice."""
+        begun = time.monotonic()
+        with self._lock:
+            for server in reversed(self._servers):
+                server.close()
+            self._servers.clear()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if self._janitor is not None:
+                self._janitor.dismiss()
+                self._janitor = None
+        return time.monotonic() - begun
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # Where things are
+
+    @property
+    def primary(self) -> Server:
+        """The server that takes writes now."""
+        return self._servers[0]
+
+    @property
+    def standby(self) -> Server:
+        """The other one."""
+        return self._servers[1]
+
+    @property
+    def socket(self) -> Path:
+        """The Unix socket of the primary."""
+        return self.primary.socket
+
+    @property
+    def dsn(self) -> str:
+        """The address of the primary, past every proxy, as the fleet's role."""
+        return self.primary.dsn(user=ROLE)
+
+    @property
+    def admin_dsn(self) -> str:
+        """The address of the primary, past every proxy, as its superuser."""
+        return self.primary.dsn()
+
+    def admin(self, database: str = "fencepost") -> psycopg.Connection:
+        """A session of the superuser on the primary; each statement commits."""
+        return self.primary.connect(database)
+
+    def on_primary(self, callback: Callable[[Path], object]) -> None:
+        """Have *callback* called with the socket of each new primary, before clients may need it."""
+        self._callbacks.append(callback)
+
+    def forget(self, callback: Callable[[Path], object]) -> None:
+        """No longer call *callback*."""
+        self._callbacks.remove(callback)
+
+    def steady(self) -> contextlib.AbstractContextManager[object]:
+        """
+        Hold off the killing part of a failover.
+
+        For what ends sessions: see gap 3 at the top. Not for longer than a moment.
+        """
+        return self._steady
+
+    # Hurting it
+
+    def restart(self) -> float:
+        """Stop the primary in good order and start it; the seconds until it answers."""
+        return self.outage(0.0)
+
+    def outage(self, seconds: float) -> float:
+        """Stop the primary, leave it down for *seconds*, start it; the seconds it did not answer."""
+        with self._lock:
+            self._protected = False
+            self.resume_standby()
+            begun = time.monotonic()
+            self.primary.stop()
+            time.sleep(seconds)
+            self.primary.start()
+            return time.monotonic() - begun
+
+    def kill_postmaster(self, *, down: float = 0.0) -> float:
+        """
+        SIGKILL the primary's postmaster and start it again *down* seconds later; the seconds until it answers.
+
+        Its backends are left to notice by themselves, and PostgreSQL does not start before
+        the last of them is gone: that wait is part of it.
+        """
+        with self._lock:
+            self._protected = False
+            begun = time.monotonic()
+            self.primary.kill_postmaster()
+            time.sleep(down)
+            self.primary.start()
+            return time.monotonic() - begun
+
+    def kill_all(self, *, down: float = 0.0) -> float:
+        """SIGKILL every process of the primary, as a machine does that loses its power; the same otherwise."""
+        with self._lock:
+            self._protected = False
+            begun = time.monotonic()
+            self.primary.kill_all()
+            time.sleep(down)
+            self.primary.start()
+            return time.monotonic() - begun
+
+    def crash(self) -> float:
+        """SIGKILL one backend: PostgreSQL ends all others and recovers by itself. The seconds until it answers."""
+        with self._lock:
+            self._protected = False
+            session = self.admin()
+            pid = session.info.backend_pid
+            begun = time.monotonic()
+            processes.send(pid, signal.SIGKILL)
+            with contextlib.suppress(psycopg.Error):
+                session.execute("select 1")  # ends when the others have been ended, not before
+            session.close()
+            self._until(self._answers, seconds=60.0, what="the crashed server answers again")
+            return time.monotonic() - begun
+
+    def failover(self) -> Failover:
+        """
+        Kill the primary and everything of it, promote the standby, make a new one.
+
+        Returns when commits are synchronous again. Nothing that was acknowledged is lost.
+        """
+        with self._lock:
+            begun = time.monotonic()
+            self.resume_standby()
+            self.ensure_protected()
+            with self._steady:
+                self._catch_up()
+                killed = time.monotonic()
+                self.primary.kill_all()
+            self._protected = False
+            self._promote()
+            answered = time.monotonic()
+            self._rebuild()
+            ended = time.monotonic()
+            return Failover(down=answered - killed, rebuilt=ended - answered, total=ended - begun)
+
+    def pause_standby(self) -> None:
+        """Stop the standby's receiver: from now on no commit comes back. `resume_standby` ends it."""
+        with self._lock:
+            self.ensure_protected()
+            processes.pause(self._receiver())
+
+    def resume_standby(self) -> None:
+        """Let the standby go on."""
+        with self._lock:
+            for server in self._servers[1:]:
+                for pid in server.processes():
+                    processes.resume(pid)
+
+    # What makes commits safe
+
+    @property
+    def protected(self) -> bool:
+        """Whether it is proven that each commit that is acknowledged now is on both servers."""
+        return self._protected
+
+    def ensure_protected(self) -> float:
+        """Return when that is proven, with the seconds it took. A standby that was left behind is made anew."""
+        begun = time.monotonic()
+        with self._lock:
+            if self._protected or not self._has_standby:
+                return 0.0
+            try:
+                self._protect()
+            except (TimeoutError, WorldError, psycopg.Error):
+                self._rebuild()
+        return time.monotonic() - begun
+
+    def _promote(self) -> None:
+        with self.standby.connect() as session:
+            promoted = session.execute("select pg_promote(true, 30)").fetchone()
+        if promoted != (True,):
+            raise WorldError(f"server {self.standby.name} was not promoted; see {self.standby.log_file}")
+        self._servers.reverse()
+        for callback in self._callbacks:
+            callback(self.socket)
+        self._until(self._answers, seconds=30.0, what="the promoted server answers")
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(psycopg.Error), self.admin() as session:
+            return session.execute("select not pg_is_in_recovery()").fetchone() == (True,)
+        return False
+
+    def _rebuild(self) -> None:
+        self._protected = False
+        with self.admin() as session:
+            # Else commits would wait for a standby that isn't there.
+            self._wait_for("", session)
+        self.standby.copy(self.primary)
+        self.standby.start()
+        self.standby.be_durable()
+        self._protect()
+
+    @staticmethod
+    def _wait_for(name: str, session: psycopg.Connection) -> None:
+        statement = sql.SQL("alter system set synchronous_standby_names = {}").format(sql.Literal(name))
+        session.execute(statement)
+        session.execute("select pg_reload_conf()")
+
+    def _protect(self) -> None:
+        if not self.standby.is_running:
+            self.standby.start()
+        with self.admin() as session:
+            self._until(lambda: self._streams(session, "streaming"), what="the standby streams")
+            self._wait_for(self.standby.name, session)
+            self._until(lambda: self._streams(session, "sync"), what="the standby is synchronous")
+            self._until(lambda: self._prove(session), what="commits wait for the standby")
+        self._catch_up()
+        self._protected = True
+
+    @staticmethod
+    def _streams(session: psycopg.Connection, state: str) -> bool:
+        query = "select 1 from pg_stat_replication where state = 'streaming' and %s in (state, sync_state)"
+        return session.execute(query, (state,)).fetchone() is not None
+
+    def _prove(self, session: psycopg.Connection) -> bool:
+        """Whether a commit waits for the standby, as seen with one while the standby takes nothing."""
+        receiver = self._receiver()
+        with self.admin() as prober:
+            pid = prober.info.backend_pid
+            attempt = threading.Thread(
+                target=prober.execute, args=("select pg_logical_emit_message(true, 'chaos', 'probe')",), daemon=True
+            )
+            processes.pause(receiver)
+            try:
+                attempt.start()
+                query = "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s"
+                while attempt.is_alive():
+                    if session.execute(query, (pid,)).fetchone() == (True,):
+                        return True
+                    time.sleep(POLL_SECONDS)
+                return False
+            finally:
+                processes.resume(receiver)
+                attempt.join()
+
+    def _receiver(self) -> int:
+        with self.standby.connect("postgres") as session:
+            row = session.execute("select pid from pg_stat_wal_receiver").fetchone()
+        if row is None:
+            raise TimeoutError("the standby does not receive")
+        return int(row[0])
+
+    def _catch_up(self) -> None:
+        """Wait until the standby has flushed what the primary had when this was called."""
+        with self.admin() as session:
+            row = session.execute("select pg_current_wal_insert_lsn()").fetchone()
+            assert row is not None
+            query = "select 1 from pg_stat_replication where sync_state = 'sync' and flush_lsn >= %s::pg_lsn"
+
+            def has_it() -> bool:
+                # An asynchronous commit's WAL is flushed by the WAL writer in its own time; this has it flushed now.
+                session.execute("select pg_logical_emit_message(true, 'chaos', 'flush')")
+                return session.execute(query, row).fetchone() is not None
+
+            self._until(has_it, what="the standby has everything")
+
+    @staticmethod
+    def _until(holds: Callable[[], bool], *, what: str, seconds: float = STREAM_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {seconds:g} s in vain until {what}")
+            time.sleep(POLL_SECONDS)

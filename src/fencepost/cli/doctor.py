@@ -1,0 +1,99 @@
+"""`fencepost doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack
+
+import click
+import msgspec
+
+from fencepost.cli.output import Advance, progress
+from fencepost.domain.durations import parse_duration
+from fencepost.embedded import default_data_dir
+from fencepost.embedded.running import find_running
+from fencepost.errors import InvalidSettings
+from fencepost.settings import Settings, from_environment
+from fencepost.store.doctor.examination import Examination, examine
+from fencepost.store.doctor.findings import Finding, Limits, Severity, worst
+
+UNWELL = 1
+"""The exit code when there are errors; with --strict, or warnings."""
+_COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
+
+
+def doctor(*, as_json: bool, quick: bool, strict: bool, patience: str, schema: str | None) -> int:
+    """Run the command; returns its exit code."""
+    settings = from_environment(schema=schema)
+    began = time.monotonic()
+    found = asyncio.run(_examine(settings, quick=quick, limits=Limits(audit_seconds=_seconds(patience))))
+    state = worst(found.findings)
+    if as_json:
+        report = {
+            "status": state,
+            "errors": found.count(Severity.ERROR),
+            "warnings": found.count(Severity.WARNING),
+            "seconds": round(time.monotonic() - began, 3),
+            "findings": found.findings,
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        _show(found)
+    return UNWELL if state is Severity.ERROR or (strict and state is Severity.WARNING) else 0
+
+
+def _seconds(patience: str) -> float:
+    try:
+        seconds = parse_duration(patience)
+    except ValueError as error:
+        raise InvalidSettings(f"--patience: {error}") from None
+    if seconds <= 0:
+        raise InvalidSettings(f"--patience: must be more than 0, not {patience}")
+    return seconds
+
+
+async def _examine(settings: Settings, *, quick: bool, limits: Limits) -> Examination:
+    dsn = settings.database_url.reveal() if settings.database_url is not None else None
+    if dsn is None:
+        dsn, _ = find_running(settings.data_dir or default_data_dir())
+    with ExitStack() as stack:
+        bar: list[Advance] = []
+        return await examine(
+            dsn,
+            settings,
+            quick=quick,
+            limits=limits,
+            begin=lambda steps: bar.append(stack.enter_context(progress(steps, "doctor"))),
+            advance=lambda remark, steps: bar[-1](remark, steps),  # noqa: PLW0108 - there is none yet
+        )
+
+
+def _show(found: Examination) -> None:
+    """What is wrong first, each with what to do; then what is well, in a line each."""
+    order = [Severity.ERROR, Severity.WARNING, Severity.OK]
+    for finding in sorted(found.findings, key=lambda one: order.index(one.severity)):
+        _show_one(finding)
+    errors, warnings = found.count(Severity.ERROR), found.count(Severity.WARNING)
+    if not errors and not warnings:
+        click.echo("all is well")
+        return
+    click.echo(
+        f"{_many(errors, 'error')}, {_many(warnings, 'warning')}; docs/how-to/doctor.md says more about each code"
+    )
+
+
+def _show_one(finding: Finding) -> None:
+    label = click.style(
+        f"{finding.severity.value.upper():8}", fg=_COLOURS[finding.severity], bold=finding.remedy is not None
+    )
+    if finding.remedy is None:
+        click.echo(f"{label} {finding.code:26} {finding.what}")
+        return
+    click.echo(f"{label} {finding.code}")
+    click.echo(f"         {finding.what}")
+    click.echo(f"         do: {finding.remedy}")
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")

@@ -1,0 +1,439 @@
+"""Every check: the state that it is about is made on a real server, and it sees that, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from fencepost.domain.ids import new_id
+from fencepost.embedded import EmbeddedPostgres
+from fencepost.errors import DatabaseUnavailable, InvalidSettings
+from fencepost.settings import Settings
+from fencepost.settings.pooler import Pooler
+from fencepost.store.database import Database
+from fencepost.store.doctor import server
+from fencepost.store.doctor.examination import examine
+from fencepost.store.doctor.findings import Finding, Limits, Severity, duration, named, worst
+from fencepost.store.grants import Purpose
+from fencepost.store.migrate import migrate, prepare
+from tests import pgbouncer
+from tests.conftest import _opened, with_database
+
+from .conftest import Ward
+
+pytestmark = pytest.mark.anyio
+
+Spoil = Callable[[Ward], Awaitable[None]]
+A_PENDING = "(select id from fencepost.pending limit 1)"
+A_FINISHED = "(select id from fencepost.finished limit 1)"
+OF_THE_FUTURE = "'f0000000-0000-7000-8000-000000000001'"
+
+
+async def test_a_healthy_database_gives_no_finding(ward: Ward) -> None:
+    found = await ward.findings()
+    assert [(one.code, one.what) for one in found if one.severity is not Severity.OK] == []
+    assert found[-1].what == "9 jobs = 7 pending + 1 leases + 1 finished, each in one place"
+    assert len(found) == 17
+    assert all(one.remedy is None for one in found)
+
+
+async def test_a_reader_sees_as_much(ward: Ward) -> None:
+    role = await ward.reader()
+    found = await ward.findings()
+    assert [(one.code, one.what) for one in found if one.severity is not Severity.OK] == []
+    assert f"role {role} may do what a reader does" in {one.what for one in found}
+
+
+async def test_nothing_is_changed_and_nothing_could_be(ward: Ward) -> None:
+    tables = [row[0] for row in await ward.sql.fetch("select oid::regclass::text from pg_class where relkind = 'r'")]
+    ours = [name for name in tables if name.startswith("fencepost.")]
+    count = " union all ".join(f"select '{name}', count(*), max(xmin::text::bigint) from {name}" for name in ours)
+    before = await ward.sql.fetch(count)
+    await ward.findings()
+    assert await ward.sql.fetch(count) == before
+
+
+def sql(text: str, **limits: Any) -> Spoil:
+    """A state that SQL makes."""
+
+    async def spoil(ward: Ward) -> None:
+        ward.limits |= limits
+        await ward.execute(text)
+
+    return spoil
+
+
+def with_settings(**settings: Any) -> Spoil:
+    """A state that is in the settings."""
+
+    async def spoil(ward: Ward) -> None:
+        ward.settings |= settings
+
+    return spoil
+
+
+async def _read_only(ward: Ward) -> None:
+    role = await ward.reader()
+    await ward.execute(f"alter role {role} set default_transaction_read_only = on")
+
+
+async def _role_without_durability(ward: Ward) -> None:
+    role = await ward.reader()
+    await ward.execute(f"alter role {role} set synchronous_commit = off")
+
+
+async def _another_role_without_durability(ward: Ward) -> None:
+    url, role = ward.url, await ward.reader()
+    ward.url = url
+    await ward.execute(
+        f"alter role {role} in database {await ward.sql.fetchval('select current_database()')} "
+        "set synchronous_commit = off"
+    )
+
+
+async def _blind(ward: Ward) -> None:
+    role = await ward.reader()
+    await ward.execute(f"revoke pg_read_all_stats from {role}")
+
+
+async def _closed(ward: Ward) -> None:
+    role = await ward.reader()
+    await ward.execute(f"revoke usage on schema fencepost from {role}")
+
+
+async def _privilege_missing(ward: Ward) -> None:
+    role = await ward.reader()
+    await ward.execute(f"revoke execute on function fencepost.is_expired from {role}")
+
+
+async def _no_worker(ward: Ward) -> None:
+    ward.limits |= {"unserved_seconds": 0.0}
+    await ward.execute("update fencepost.workers set heartbeat_at = now() - interval '1 hour'")
+    await ward.execute("update fencepost.pending set run_at = now() - interval '1 minute' where run_at <= now()")
+
+
+EXPIRE = "update fencepost.leases set started_at = now() - interval '1 h', locked_until = now() - interval '9 minutes'"
+NEW_QUEUE = (
+    "insert into fencepost.queues (name) values ('other');"
+    "insert into fencepost.lanes select id, 0 from fencepost.queues where name = 'other';"
+    f"insert into fencepost.jobs (id, queue_id, type, priority, payload, max_attempts, created_at) "
+    f"select '{new_id()}', id, 'work', 0, '1', 1, now() from fencepost.queues where name = 'other';"
+    "insert into fencepost.pending select j.id, j.queue_id, 0, 0, 0, now() - interval '5 minutes' "
+    "from fencepost.jobs j join fencepost.queues q on q.id = j.queue_id where q.name = 'other';"
+)
+
+STATES: dict[str, Spoil] = {
+    "server.read_only": _read_only,
+    "durability.synchronous_commit": _role_without_durability,
+    "durability.role_setting": _another_role_without_durability,
+    "durability.unlogged": sql("alter table fencepost.workers set unlogged"),
+    "connections.too_few": with_settings(database_connections=40, processes=10),
+    "connections.nearly_full": sql("select 1", used_connections=0.01),
+    "vacuum.table_off": sql("alter table fencepost.leases set (autovacuum_enabled = false)"),
+    "wraparound.old": sql("select 1", old_transactions=5),
+    "visibility.limited": _blind,
+    "schema.closed": _closed,
+    "schema.missing": sql("drop schema fencepost cascade"),
+    "schema.behind": sql("delete from fencepost.schema_version where number = 5"),
+    "schema.changed": sql("update fencepost.schema_version set checksum = 'other' where number = 3"),
+    "schema.newer": sql(
+        "insert into fencepost.schema_version (number, name, checksum, breaking) values (99, 'future', '', true)"
+    ),
+    "privileges.missing": _privilege_missing,
+    "partitions.late": with_settings(partition_days=60),
+    "partitions.lost": sql(
+        "insert into fencepost.partitions (starts_at, ends_at) values ('2020-01-06 00:00+00', '2020-01-09 00:00+00')"
+    ),
+    "partitions.detached": sql("create table fencepost.jobs_20200106t0000 (like fencepost.jobs)"),
+    "partitions.unlisted": sql(
+        "create table fencepost.attempts_20200106t0000 partition of fencepost.attempts for values "
+        "from ('016f7825-6400-0000-0000-000000000000') to ('016f8798-8c00-0000-0000-000000000000')"
+    ),
+    "partitions.default": sql(
+        f"insert into fencepost.jobs select {OF_THE_FUTURE}, queue_id, type, priority, payload, max_attempts, "
+        "null, null, null, created_at from fencepost.jobs limit 1;"
+        f"insert into fencepost.finished (id, queue_id, status, attempts, token, finished_at) "
+        f"select {OF_THE_FUTURE}, queue_id, 'completed', 1, 1, now() from fencepost.jobs limit 1"
+    ),
+    "leases.unswept": sql(EXPIRE),
+    "leases.no_worker": sql(f"{EXPIRE}; delete from fencepost.workers"),
+    "queues.paused": sql("update fencepost.queues set paused_at = now()"),
+    "queues.no_worker": _no_worker,
+    "queues.unserved": sql(NEW_QUEUE),
+    "types.undeclared": sql("delete from fencepost.job_types"),
+    "audit.lost": sql(f"delete from fencepost.pending where id = {A_PENDING}"),
+    "audit.twice": sql(
+        "insert into fencepost.finished (id, queue_id, status, attempts, token, finished_at) "
+        "select id, queue_id, 'completed', 1, 1, now() from fencepost.pending limit 1"
+    ),
+    "audit.stray": sql(
+        "delete from fencepost.jobs where id = (select id from fencepost.leases);"
+        "delete from fencepost.idempotency_keys where job_id = (select id from fencepost.leases)"
+    ),
+    "audit.attempts": sql(
+        "insert into fencepost.attempts (id, queue_id, token, attempt, outcome, worker_id, started_at, ended_at) "
+        f"values ('{new_id()}', 1, 1, 1, 'lost', '{new_id()}', now(), now())"
+    ),
+    "audit.keys": sql(
+        "insert into fencepost.idempotency_keys (key, job_id, queue_id, schedule) "
+        f"values ('nobody', '{new_id()}', 1, 'now')"
+    ),
+    "audit.unfinished": sql("select 1", audit_seconds=1e-6),
+    "schema.broken": sql("drop table fencepost.job_types"),
+}
+"""States that last for as long as the database. The others are below, each in a test of its own."""
+
+
+@pytest.mark.parametrize("code", STATES)
+async def test_a_state_is_seen_and_no_other(ward: Ward, code: str) -> None:
+    await STATES[code](ward)
+    found = await ward.complaints()
+    assert [one.code for one in found] == [code], found
+    assert found[0].remedy
+    assert found[0].what
+
+
+@pytest.mark.parametrize(
+    ("code", "severity"),
+    [("schema.behind", Severity.ERROR), ("queues.paused", Severity.WARNING), ("audit.lost", Severity.ERROR)],
+)
+async def test_how_bad_it_is(ward: Ward, code: str, severity: Severity) -> None:
+    await STATES[code](ward)
+    assert worst(await ward.findings()) is severity
+
+
+async def test_the_audit_names_the_jobs(ward: Ward) -> None:
+    lost = {row["id"] for row in await ward.sql.fetch("delete from fencepost.pending returning id")}
+    [found] = await ward.complaints()
+    assert f"{len(lost)} jobs are in none of pending, leases and finished" in found.what
+    assert sum(str(one) in found.what for one in lost) == 5
+    assert found.what.endswith(", …")
+    ward.quick = True
+    assert await ward.complaints() == []
+
+
+async def test_a_role_that_may_do_nothing_is_told_so_once(ward: Ward) -> None:
+    role = await ward.reader()
+    await ward.execute(f"revoke all on all tables in schema fencepost from {role}")
+    await ward.execute(f"grant select on fencepost.schema_version to {role}")
+    found = await ward.complaints()
+    assert [one.code for one in found].count("privileges.missing") == 1
+    refused = [one for one in found if one.code == "doctor.not_allowed"]
+    assert {one.what.split()[0] for one in refused} == {"partitions", "leases", "queues", "types", "audit"}
+    assert len(found) == 1 + len(refused)
+
+
+async def test_a_worker_needs_no_more_to_be_well(ward: Ward) -> None:
+    role = await ward.reader({Purpose.WORKER})
+    assert await ward.complaints() == []
+    await ward.execute(f"revoke delete on fencepost.pending from {role}")
+    assert [one.code for one in await ward.complaints()] == ["privileges.missing"]
+
+
+async def test_an_old_server(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LOWEST_SERVER", 990000)
+    assert [one.code for one in await ward.complaints()] == ["server.version"]
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+async def test_a_clock_that_is_wrong(ward: Ward, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """This machine's, as the program sees it."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + seconds)
+    [found] = await ward.complaints()
+    assert found.code == "clock.skew"
+    assert ("ahead of" if seconds > 0 else "behind") in found.what
+    assert "59m 5" in found.what or "1h" in found.what
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("fsync", "off", "durability.fsync"),
+        ("full_page_writes", "off", "durability.full_page_writes"),
+        ("autovacuum", "off", "vacuum.off"),
+        ("track_counts", "off", "vacuum.off"),
+    ],
+)
+async def test_settings_of_the_server(ward: Ward, name: str, value: str, code: str) -> None:
+    await ward.set_server(**{name: value})
+    try:
+        assert [one.code for one in await ward.complaints()] == [code]
+    finally:
+        await ward.set_server(**{name: None})
+
+
+async def test_commits_that_wait_for_a_standby_that_is_not_there(ward: Ward) -> None:
+    await ward.execute("set synchronous_commit = local")
+    await ward.set_server(synchronous_standby_names="nobody")
+    try:
+        assert [one.code for one in await ward.complaints()] == ["durability.no_standby"]
+    finally:
+        await ward.set_server(synchronous_standby_names=None)
+
+
+@asynccontextmanager
+async def another_session(ward: Ward) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(ward.url, server_settings={"application_name": "the culprit"})
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+async def test_a_session_that_is_idle_in_a_transaction(ward: Ward) -> None:
+    ward.limits |= {"idle_seconds": 0.0}
+    async with another_session(ward) as session:
+        await session.execute("begin; select pg_current_xact_id()")
+        pid = session.get_server_pid()
+        [found] = await ward.complaints()
+    assert found.code == "transactions.idle"
+    assert f"session {pid} (the culprit, role fencepost" in found.what
+    assert "pg_current_xact_id" in found.what
+    assert found.remedy == f"select pg_terminate_backend({pid});"
+
+
+async def test_a_long_transaction(ward: Ward) -> None:
+    ward.limits |= {"busy_seconds": 0.0}
+    async with another_session(ward) as session:
+        running = asyncio.create_task(session.execute("select pg_sleep(600)"))
+        async with asyncio.timeout(20):
+            while not (found := await ward.complaints()):
+                await asyncio.wait([running], timeout=0.01)
+        assert [one.code for one in found] == ["transactions.long"]
+        assert "the culprit" in found[0].what
+        session.terminate()
+        await asyncio.wait([running])
+        running.exception()
+
+
+async def test_a_prepared_transaction(ward: Ward) -> None:
+    ward.limits |= {"prepared_seconds": 0.0}
+    await ward.execute("begin; create table x (n int); prepare transaction 'it''s me'")
+    try:
+        [found] = await ward.complaints()
+        assert (found.code, "it's me" in found.what) == ("transactions.prepared", True)
+        assert "rollback prepared 'it''s me'" in (found.remedy or "")
+    finally:
+        await ward.execute("rollback prepared 'it''s me'")
+
+
+async def test_a_slot_that_nobody_reads(ward: Ward) -> None:
+    await ward.execute("select pg_create_physical_replication_slot('forgotten', true)")
+    try:
+        [found] = await ward.complaints()
+        assert (found.code, "'forgotten'" in found.what) == ("transactions.slot", True)
+    finally:
+        await ward.execute("select pg_drop_replication_slot('forgotten')")
+
+
+async def test_a_full_queue_of_notifications(ward: Ward) -> None:
+    ward.limits |= {"full_queue": 0.0005}
+    async with another_session(ward) as session:
+        await session.execute("listen anything")
+        await session.execute("begin; select 1")
+        await ward.execute(
+            "do $$ begin for n in 1 .. 1500 loop perform pg_notify('x', n || repeat('x', 7000)); end loop; end $$"
+        )
+        assert [one.code for one in await ward.complaints()] == ["notifications.filling"]
+
+
+async def test_a_table_that_somebody_has_locked_is_not_waited_for_long(ward: Ward) -> None:
+    async with another_session(ward) as session:
+        await session.execute("begin; lock table fencepost.job_types in access exclusive mode")
+        async with asyncio.timeout(20):
+            assert [one.code for one in await ward.complaints()] == ["doctor.unfinished"]
+
+
+async def test_no_partitions(clinic_url: str) -> None:
+    name = f"bare_{uuid.uuid4().hex[:12]}"
+    owner = await asyncpg.connect(clinic_url)
+    await owner.execute(f"create database {name}")
+    try:
+        url = with_database(clinic_url, name)
+        await migrate(Database(url))
+        found = (await examine(url, Settings())).findings
+        assert [one.code for one in found if one.severity is not Severity.OK] == ["partitions.none"]
+    finally:
+        await owner.execute(f"drop database {name} with (force)")
+        await owner.close()
+
+
+async def test_poolers(ward: Ward) -> None:
+    direct = ward.url
+    with pgbouncer.running(direct, "transaction") as pooler:
+        ward.url = pooler.url(direct)
+        assert [one.code for one in await ward.complaints()] == ["pooler.mode"]
+        ward.settings["database_pooler"] = Pooler.TRANSACTION
+        assert [one.code for one in await ward.complaints()] == ["pooler.no_listen"]
+    ward.url = direct
+    assert [(one.code, one.severity) for one in await ward.complaints()] == [("pooler.mode", Severity.WARNING)]
+
+
+async def test_a_standby_and_what_it_keeps_from_vacuum() -> None:
+    """A standby by the copy of a folder; it says to the primary what its oldest query sees."""
+    with tempfile.TemporaryDirectory(prefix="fencepost-standby-") as folder:
+        first, second = _opened(Path(folder)) / "primary", Path(folder) / "standby"
+        with EmbeddedPostgres(first) as primary:
+            await _migrated(primary.dsn)
+        _copied(first, second)
+        with EmbeddedPostgres(first) as primary:
+            sql = await asyncpg.connect(primary.dsn)
+            host = await sql.fetchval("select current_setting('unix_socket_directories')")
+            options = {
+                "primary_conninfo": f"host={host} user=fencepost application_name=mirror",
+                "hot_standby_feedback": "on",
+                "wal_receiver_status_interval": "1",
+            }
+            with EmbeddedPostgres(second, options=options) as standby:
+                assert await _codes(standby.dsn) == ["server.recovery"]
+                query = await asyncpg.connect(standby.dsn)
+                await query.execute("begin isolation level repeatable read; select count(*) from fencepost.jobs")
+                async with asyncio.timeout(60):
+                    while (codes := await _codes(primary.dsn, pinned_transactions=3)) == []:
+                        await sql.execute("select pg_current_xact_id()")
+                assert codes == ["transactions.standby"]
+                query.terminate()
+            await sql.close()
+
+
+def _copied(first: Path, second: Path) -> None:
+    """A standby of a server that doesn't run."""
+    subprocess.run(["cp", "-a", first, second], check=True)
+    subprocess.run(["cp", "-a", second / "postgres/PG_VERSION", second / "postgres/standby.signal"], check=True)
+
+
+async def _migrated(url: str) -> None:
+    database = Database(url, connections=2)
+    await database.open()
+    await prepare(database, partition_days=3)
+    await database.close()
+
+
+async def _codes(url: str, **limits: Any) -> list[str]:
+    found = (await examine(url, Settings(), limits=Limits(**limits))).findings
+    return [one.code for one in found if one.severity is not Severity.OK]
+
+
+async def test_no_server_and_no_address() -> None:
+    with pytest.raises(DatabaseUnavailable):
+        await examine("postgresql://nobody@127.0.0.1:1/nothing", Settings())
+    with pytest.raises(InvalidSettings, match="DATABASE_URL"):
+        await examine("no address", Settings())
+
+
+def test_words() -> None:
+    assert [duration(one) for one in (0.25, 59.6, 3599, 90000, 259200)] == ["250ms", "1m", "59m 59s", "1d 1h", "3d"]
+    assert named([1, 2, 3], most=2) == "1, 2, …"
+    assert worst([]) is Severity.OK
+    assert worst([Finding("a", Severity.WARNING, "x")]) is Severity.WARNING

@@ -1,0 +1,407 @@
+"""What each role may do: enough for its purpose, by every statement there is, and not one privilege more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from fencepost.domain.ids import new_id
+from fencepost.errors import InvalidSettings, PrivilegeMissing, SchemaMismatch
+from fencepost.settings import Settings
+from fencepost.store import grants, migrate, statements
+from fencepost.store.database import _SESSION as SESSION
+from fencepost.store.database import HOT_SESSION, Database
+from fencepost.store.grants import GRANTS, Grant, Purpose, grants_of
+from fencepost.store.retention import Keep, Retention
+from fencepost.store.workers import WorkerStore
+from fencepost.telemetry.events import Events
+from fencepost.worker.pruner import Pruner
+
+from .history import History
+from .support import Connection, connect
+
+pytestmark = pytest.mark.anyio
+
+FOLDER = Path(statements.__file__).parent / "sql"
+PRODUCER, WORKER, READER = Purpose
+WRITES = {WORKER}
+READS = {WORKER, READER}
+ANYBODY = {PRODUCER, WORKER, READER}
+
+STATEMENTS: dict[str, set[Purpose]] = {
+    "audit": READS,
+    "bulk_cancel": WRITES,
+    "bulk_delete": WRITES,
+    "bulk_ended": READS,
+    "bulk_live": READS,
+    "bulk_named": READS,
+    "bulk_retry": WRITES,
+    "cancel": WRITES,
+    "cancel_requests": READS,
+    "claim": WRITES,
+    "complete": WRITES,
+    "completed": READS,
+    "count_expired": READS,
+    "declare_types": WRITES,
+    "declared_types": READS,
+    "doctor/audit_attempts": READS,
+    "doctor/audit_counts": READS,
+    "doctor/audit_keys": READS,
+    "doctor/audit_places": READS,
+    "doctor/clock": ANYBODY,
+    "doctor/default_rows": READS,
+    "doctor/expired_leases": READS,
+    "doctor/partitions": READS,
+    "doctor/partitions_ahead": READS,
+    "doctor/prepared": ANYBODY,
+    "doctor/privileges": ANYBODY,
+    "doctor/queues": READS,
+    "doctor/ranges": READS,
+    "doctor/role": ANYBODY,
+    "doctor/schema": ANYBODY,
+    "doctor/server": ANYBODY,
+    "doctor/sessions": ANYBODY,
+    "doctor/setting_overrides": ANYBODY,
+    "doctor/slots": ANYBODY,
+    "doctor/standbys": ANYBODY,
+    "doctor/steps": ANYBODY,
+    "doctor/synchronous_standbys": ANYBODY,
+    "doctor/tables": ANYBODY,
+    "doctor/undeclared_types": READS,
+    "doctor/workers": READS,
+    "drain_state": READS,
+    "drop_range": WRITES,
+    "due_queues": READS,
+    "enqueue": {PRODUCER, WORKER},
+    "enqueue_jobs": {PRODUCER, WORKER},
+    "enqueue_one": WRITES,
+    "enqueue_plain": WRITES,
+    "ensure_lane": WRITES,
+    "ensure_partitions": WRITES,
+    "ensure_queue": WRITES,
+    "extend": WRITES,
+    "find_queue": READS,
+    "first_pending": READS,
+    "forget_workers": WRITES,
+    "grantee": ANYBODY,
+    "job_queue": READS,
+    "key_spans": READS,
+    "leased_queues": READS,
+    "leave_range": WRITES,
+    "list_all": READS,
+    "list_completed": READS,
+    "list_pending": READS,
+    "list_processing": READS,
+    "list_unsuccessful": READS,
+    "lock_lease": WRITES,
+    "notify": ANYBODY,
+    "pause_queue": WRITES,
+    "progress": WRITES,
+    "prune_jobs": WRITES,
+    "prune_keys": WRITES,
+    "prune_unique_keys": WRITES,
+    "queue_name": READS,
+    "queue_overview": READS,
+    "read_attempts": READS,
+    "read_jobs": READS,
+    "recover": WRITES,
+    "register_worker": WRITES,
+    "retention_spans": READS,
+    "retry": WRITES,
+    "schema_contents": ANYBODY,
+    "server_facts": ANYBODY,
+    "server_process": set(),
+    "server_progress": ANYBODY,
+    "settle": WRITES,
+    "survey_range": WRITES,
+    "turn": WRITES,
+    "unfinished": READS,
+    "watch_range": WRITES,
+}
+"""Who may run which file of store/sql. A new statement needs a line here, and perhaps a grant."""
+
+CALLS = {"select fencepost.enqueue('work')": {PRODUCER}}
+"""What isn't a file of ours: what people call."""
+
+
+@pytest.fixture
+async def roles(sql: Connection, database: Database) -> AsyncIterator[dict[Purpose, str]]:
+    """A role for each purpose, as `fencepost grant` sets it."""
+    made = {purpose: f"{purpose}_{new_id().hex[-12:]}" for purpose in Purpose}
+    for purpose, role in made.items():
+        await sql.execute(f"create role {role} login")
+        await grants.apply(database, role, {purpose})
+    yield made
+    for role in made.values():
+        await sql.execute(f"drop owned by {role}; drop role {role}")
+
+
+async def attempt(sql: Connection, role: str, text: str, parameters: int = 0) -> str | None:
+    """Run *text* as *role*, without arguments to speak of, and undo it; returns what the role lacked."""
+    transaction = sql.transaction()
+    await transaction.start()
+    try:
+        for name, value in {**SESSION, **HOT_SESSION}.items():
+            await sql.execute("select set_config($1, $2, true)", name, value)
+        await sql.execute(f"set local role {role}")
+        await sql.fetch(text, *[None] * parameters)
+    except asyncpg.InsufficientPrivilegeError as error:
+        return str(error)
+    except asyncpg.PostgresError:
+        # It was allowed to find that these are no arguments.
+        return None
+    finally:
+        await transaction.rollback()
+    return None
+
+
+def texts() -> dict[str, tuple[str, int, set[Purpose]]]:
+    """All that a role may want to run: its text, how many parameters that has, and who may."""
+    found: dict[str, tuple[str, int, set[Purpose]]] = {text: (text, 0, who) for text, who in CALLS.items()}
+    for name, who in STATEMENTS.items():
+        statement = statements.load(name, "fencepost")
+        found[name] = (statement.text, len(statement.parameters), who)
+    return found
+
+
+def test_every_statement_is_in_the_table() -> None:
+    assert sorted(STATEMENTS) == sorted(
+        str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.sql")
+    ), "say who may run it"
+
+
+async def test_each_role_may_run_its_statements_and_no_others(sql: Connection, roles: dict[Purpose, str]) -> None:
+    for name, (text, parameters, who) in texts().items():
+        allowed = {purpose for purpose in Purpose if await attempt(sql, roles[purpose], text, parameters) is None}
+        assert allowed == who, name
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+async def test_no_privilege_is_granted_that_nothing_needs(
+    sql: Connection, roles: dict[Purpose, str], purpose: Purpose
+) -> None:
+    role = roles[purpose]
+    mine = {name: found for name, found in texts().items() if purpose in found[2]}
+    for grant in GRANTS[purpose]:
+        for word in grant.privileges:
+            await sql.execute(f"revoke {word} on {grant.place('fencepost')} from {role}")
+            lacking = [name for name, found in mine.items() if await attempt(sql, role, *found[:2])]
+            assert lacking, f"{word} on {grant.name or 'the schema'} is never needed"
+            await sql.execute(grant.sql(role, "fencepost"))
+
+
+async def test_nothing_is_anybodys(sql: Connection) -> None:
+    rows = await sql.fetch(
+        """
+        select 'schema' as what from pg_namespace n, aclexplode(n.nspacl) a
+         where n.nspname = 'fencepost' and a.grantee = 0
+        union all
+        select c.relname from pg_class c, aclexplode(c.relacl) a
+         where c.relnamespace = 'fencepost'::regnamespace and a.grantee = 0
+        union all
+        select p.proname from pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+         where p.pronamespace = 'fencepost'::regnamespace and a.grantee = 0
+        """
+    )
+    assert [row["what"] for row in rows] == []
+
+
+async def test_what_acts_as_the_owner_looks_for_temporary_objects_last(sql: Connection) -> None:
+    rows = await sql.fetch(
+        "select proname as name, prosecdef as definer, proconfig as settings from pg_proc "
+        "where pronamespace = 'fencepost'::regnamespace"
+    )
+    assert {row["name"] for row in rows if row["definer"]} == {
+        "drop_range",
+        "enqueue",
+        "enqueue_jobs",
+        "ensure_partitions",
+        "watch_range",
+    }
+    for row in rows:
+        paths = [one for one in row["settings"] or [] if one.startswith("search_path=")]
+        # Those without any have the path of the function that calls them.
+        assert paths == ["search_path=pg_catalog, pg_temp"] or (not paths and not row["definer"]), row["name"]
+
+
+async def test_temporary_types_and_the_callers_path_are_not_used(
+    sql: Connection, roles: dict[Purpose, str], database_url: str
+) -> None:
+    """A domain whose check runs the caller's code, under every name that our functions look up."""
+    role = roles[PRODUCER]
+    await sql.execute(f"create schema {role} authorization {role}; grant temporary on database {_name(sql)} to {role}")
+    stranger = await connect(database_url)
+    try:
+        await stranger.execute(f"set session authorization {role}; create table {role}.seen (name text)")
+        await stranger.execute(
+            f"create function {role}.spy(v pg_catalog.text) returns pg_catalog.bool language plpgsql as "
+            f"$$ begin insert into {role}.seen values (current_user); return true; end $$"
+        )
+        for name in ("uuid", "text", "jsonb", "timestamptz", "int4", "int2", "int8", "float8", "bool"):
+            await stranger.execute(
+                f"create domain pg_temp.{name} as pg_catalog.{name} check ({role}.spy(cast(value as pg_catalog.text)))"
+            )
+        await stranger.execute(
+            f"create function {role}.jsonb_build_object(variadic pg_catalog.text[]) returns pg_catalog.jsonb "
+            f"language sql as $$ insert into {role}.seen values (current_user); select null::pg_catalog.jsonb $$;"
+            "create temporary table jobs (id pg_catalog.uuid); create temporary table pending (id pg_catalog.uuid);"
+            f"set search_path = pg_temp, {role}, pg_catalog, fencepost"
+        )
+        await stranger.fetchval("select fencepost.enqueue('work', unique_key => 'u', idempotency_key => 'k')")
+        await stranger.fetchval("select fencepost.enqueue('work', unique_key => 'u', unique_mode => 'replace')")
+        assert await stranger.fetch(f"select distinct name from {role}.seen where name <> '{role}'") == []
+        assert await sql.fetchval("select count(*) from fencepost.jobs") == 2
+    finally:
+        await stranger.close()
+        await sql.execute(f"drop schema {role} cascade")
+
+
+def _name(sql: Connection) -> str:
+    return str(sql._params.database)
+
+
+async def test_a_role_with_two_purposes_has_both_and_each_object_once(
+    sql: Connection, roles: dict[Purpose, str], database: Database
+) -> None:
+    role = roles[PRODUCER]
+    both = grants_of({PRODUCER, READER})
+    assert len({(grant.kind, grant.name) for grant in both}) == len(both)
+    await grants.apply(database, role, {PRODUCER, READER})
+    assert await attempt(sql, role, "select fencepost.enqueue('work')") is None
+    assert await attempt(sql, role, "select payload from fencepost.jobs") is None
+    assert await attempt(sql, role, "delete from fencepost.jobs")
+
+
+async def test_granting_takes_away_what_is_too_much_and_can_be_repeated(
+    sql: Connection, roles: dict[Purpose, str], database: Database
+) -> None:
+    role = roles[READER]
+    await sql.execute(
+        f"grant all on all tables in schema fencepost to {role}; grant create on schema fencepost to {role}"
+    )
+    before = await _held(sql, role)
+    await grants.apply(database, role, {READER})
+    once = await _held(sql, role)
+    await grants.apply(database, role, {READER})
+    assert once == await _held(sql, role) == _listed(GRANTS[READER]) < before
+    await grants.apply(database, role, set())
+    assert await _held(sql, role) == set()
+
+
+def _listed(granted: tuple[Grant, ...]) -> set[tuple[str, str]]:
+    return {(grant.name.split("(")[0], word) for grant in granted for word in grant.privileges}
+
+
+async def _held(sql: Connection, role: str) -> set[tuple[str, str]]:
+    """What the role has on objects of the schema."""
+    rows = await sql.fetch(
+        """
+        select x.name, lower(a.privilege_type) as word
+          from (
+            select '' as name, nspacl as acl from pg_namespace where nspname = 'fencepost'
+            union all
+            select relname, relacl from pg_class where relnamespace = 'fencepost'::regnamespace
+            union all
+            select proname, proacl from pg_proc where pronamespace = 'fencepost'::regnamespace
+          ) x, aclexplode(x.acl) a
+         where a.grantee = cast(cast($1 as text) as regrole)
+        """,
+        role,
+    )
+    return {(row["name"], row["word"]) for row in rows}
+
+
+async def test_new_partitions_need_no_grant(sql: Connection, roles: dict[Purpose, str]) -> None:
+    await sql.execute(f"set role {roles[WORKER]}")
+    assert await sql.fetchval("select fencepost.ensure_partitions(interval '1 day', 12)") > 0
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await sql.execute("create table fencepost.mine (n int)")
+    for width, ahead in (("1 microsecond", 5), ("1 day", 100_000)):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="width: must be a day or more"):
+            await sql.fetchval(f"select fencepost.ensure_partitions(interval '{width}', {ahead})")
+    await sql.execute("reset role")
+    owners = await sql.fetch("select distinct relowner from pg_class where relnamespace = 'fencepost'::regnamespace")
+    assert len(owners) == 1
+
+
+async def test_a_worker_prunes_without_owning_anything(
+    sql: Connection, roles: dict[Purpose, str], database_url: str
+) -> None:
+    """A range is surveyed and dropped with its partitions, what must stay moved out, and another walked through."""
+    history = History(sql)
+    await history.begin()
+    start = await history.range(days=20)
+    gone = await history.ended(days=19, count=50, attempts=2, key="k")
+    kept = await history.ended("dead_letter", days=19, ended=1, attempts=1)
+    outside = await history.ended(days=40, count=3)
+    database = Database(database_url, session={"role": roles[WORKER]}, connections=5)
+    await database.open()
+    try:
+        store = WorkerStore(database, new_id())
+        keep = Keep.of(Settings())
+        report = await Pruner(Retention(database, keep), events=Events(), rest=0).run()
+        await store.ensure_partitions(partition_days=3)
+        await store.heartbeat(host="here", pid=1, version="0", slots=1)
+        await store.forget(silence_seconds=60)
+    finally:
+        await database.close()
+    assert (report.jobs, report.ranges, report.moved, report.left) == (53, 1, 1, 0)
+    assert await history.left([*gone, *outside, *kept]) == set(kept)
+    assert start not in await history.ranges()
+    await history.whole()
+
+
+async def test_who_can_not_be_granted_anything(sql: Connection, database: Database, empty_url: str) -> None:
+    with pytest.raises(InvalidSettings, match="there is no role 'nobody'; have it made first"):
+        await grants.apply(database, "nobody", {WORKER})
+    with pytest.raises(InvalidSettings, match="may do everything already"):
+        await grants.apply(database, await sql.fetchval("select current_user"), {WORKER})
+    with pytest.raises(SchemaMismatch, match="run `fencepost migrate` first"):
+        await grants.apply(Database(empty_url), "nobody", {WORKER})
+    with pytest.raises(InvalidSettings, match="ROLE must be"):
+        grants.statements("", {WORKER}, "fencepost")
+
+
+async def test_only_the_owner_grants(roles: dict[Purpose, str], database_url: str) -> None:
+    database = Database(database_url, session={"role": roles[WORKER]}, connections=2)
+    await database.open()
+    try:
+        with pytest.raises(PrivilegeMissing, match="only that role may grant"):
+            await grants.apply(database, roles[READER], {WORKER})
+    finally:
+        await database.close()
+
+
+async def test_whoever_could_use_the_functions_before_still_can(empty_url: str, monkeypatch: Any) -> None:
+    """Step 5 takes execution from everybody, and gives it to those who had any use for it."""
+    steps = migrate.steps()
+    monkeypatch.setattr(migrate, "steps", lambda: steps[:4])
+    await migrate.migrate(Database(empty_url))
+    old, looks, outsider = (f"{word}_{new_id().hex[-12:]}" for word in ("old", "looks", "outsider"))
+    sql = await connect(empty_url)
+    try:
+        await sql.execute(
+            f"create role {old}; create role {looks}; create role {outsider};"
+            f"grant usage on schema fencepost to {old}, {looks};"
+            f"grant select, insert on fencepost.queues, fencepost.lanes, fencepost.jobs to {old};"
+            f"grant select, insert, update, delete on fencepost.pending to {old};"
+            f"grant select, insert, update, delete on fencepost.idempotency_keys, fencepost.unique_keys to {old};"
+            f"grant select on fencepost.jobs to {looks}"
+        )
+        assert await attempt(sql, old, "select fencepost.enqueue('work')") is None
+        monkeypatch.undo()
+        assert [step.number for step in await migrate.migrate(Database(empty_url))] == [5]
+        assert await attempt(sql, old, "select fencepost.enqueue('work')") is None
+        assert await attempt(sql, old, "select fencepost.enqueue_jobs('[]')") is None
+        assert await attempt(sql, old, "select fencepost.ensure_partitions('1 day', 1)")
+        assert await attempt(sql, looks, "select fencepost.enqueue('work')"), "it could not store jobs before either"
+        assert await attempt(sql, looks, "select fencepost.first_id_at(now())") is None
+        assert await attempt(sql, outsider, "select fencepost.first_id_at(now())")
+    finally:
+        for role in (old, looks, outsider):
+            await sql.execute(f"drop owned by {role}; drop role {role}")
+        await sql.close()
