@@ -77,8 +77,9 @@ async def test_transactions_where_sessions_were_promised(database_url: str) -> N
 
 async def test_single_statements_are_not_enough(database_url: str) -> None:
     with pgbouncer.running(database_url, "statement") as bouncer:
+        database = Database(bouncer.url(database_url), pooler=Pooler.TRANSACTION)
         with pytest.raises(InvalidSettings, match="pool_mode = transaction"):
-            await Database(bouncer.url(database_url), pooler=Pooler.TRANSACTION).open()
+            await database.open()
 
 
 @pytest.mark.parametrize("pooler", [Pooler.SESSION, Pooler.TRANSACTION])
