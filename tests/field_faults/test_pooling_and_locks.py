@@ -1,7 +1,7 @@
 """
 Processes that fork with connections open, and callers whose keys come in opposite orders.
 
-What a pooler does to sessions, prepared statements and locks has tests of its own. The lock of the migrations belongs to
+What a pooler does to sessions, prepared statements and locks is in tests/pooler. The lock of the migrations belongs to
 a transaction (tests/migrations), so nothing can strand it.
 """
 
