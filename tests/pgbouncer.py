@@ -21,7 +21,10 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 START_SECONDS = 20.0
-INSTALL = "apt-get install --no-install-recommends pgbouncer"
+MISSING = (
+    "PgBouncer isn't installed, and these tests go through one; install it, "
+    "with `apt-get install --no-install-recommends pgbouncer` say"
+)
 
 
 class Missing(Exception):
@@ -30,10 +33,19 @@ class Missing(Exception):
 
 def program() -> str:
     """Where PgBouncer is. Raises Missing."""
-    found = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+    found = _find()
     if found is None:
-        raise Missing(f"PgBouncer isn't installed, and these tests go through one; install it: {INSTALL}")
+        raise Missing(MISSING)
     return found
+
+
+def is_installed() -> bool:
+    """Whether there is one."""
+    return _find() is not None
+
+
+def _find() -> str | None:
+    return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
 
 
 class PgBouncer:
@@ -41,6 +53,7 @@ class PgBouncer:
 
     def __init__(self, server_url: str, mode: str, *, pool_size: int = 4, folder: Path, **options: str) -> None:
         """*mode* is `pool_mode`; *options* are more lines of its configuration."""
+        self.server_url = server_url
         self._server = urlsplit(server_url)
         self._folder = folder
         self.port = _free_port()

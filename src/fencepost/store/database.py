@@ -345,10 +345,8 @@ class Database:
             yield
             ended = await connection.execute("commit")
         except BaseException as error:
-            if is_broken(error):
-                # Whoever goes on with the connection must not be inside of it; so nobody does.
-                connection.terminate()
-            elif not connection.is_closed():
+            # A broken one is given up by whoever holds it.
+            if not is_broken(error) and not connection.is_closed():
                 await connection.execute("rollback")
             raise
         if ended != "COMMIT":

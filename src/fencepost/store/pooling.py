@@ -42,6 +42,8 @@ PATIENCE_SECONDS = 3.0
 """How long the second client is waited for: one that gets no connection at all competes for whole sessions."""
 _COMPARED = ("search_path", "jit", "enable_seqscan", "plan_cache_mode")
 """Settings that PostgreSQL shows as they were given, and that a role hardly has by itself."""
+_MISTAKES = ("does not exist", "no such database", "no such user", "authentication failed")
+"""A pooler says these in its own way, without the codes that PostgreSQL has for them."""
 _ADVICE = (
     "set DATABASE_POOLER=transaction (or session, for a pooler with pool_mode = session), or connect to PostgreSQL "
     "itself"
@@ -162,6 +164,8 @@ def _meaning(error: BaseException | None) -> str | None:
         return f"DATABASE_URL leads to a pooler that gives statements to other connections ({said}); {_ADVICE}"
     if "startup parameter" in said:
         return f"DATABASE_URL leads to a pooler, which refuses the settings of our connections ({said}); {_ADVICE}"
+    if isinstance(error, asyncpg.ProtocolViolationError) and any(mistake in said for mistake in _MISTAKES):
+        return f"DATABASE_URL: {said}"
     if "statement pooling" in said:
         return (
             f"DATABASE_URL leads to a pooler that allows no transactions ({said}); give this database "
