@@ -102,6 +102,8 @@ def test_links_lead_somewhere(page: Path) -> None:
         ["worker"],
         ["migrate"],
         ["prune"],
+        ["doctor"],
+        ["grant"],
         ["jobs"],
         ["jobs", "list"],
         ["jobs", "retry"],

@@ -569,6 +569,9 @@ function enqueue_jobs(jobs jsonb, wake boolean, whole boolean) returns jsonb
     -- nothing at all is stored and nothing changed, and the caller's transaction can go on. quiet is there when no job was
     -- stored or moved.
     --
+    -- Acts as the owner. A session whose role can't insert jobs by itself can't name what that would check: a queue's id, and
+    -- an id that another job has, in whichever queue.
+    --
     -- whole: false is for jobs of several callers in a transaction of its own. Then one that is refused leaves the others
     -- stored, and a key that another open transaction holds isn't waited for: the call fails with lock_not_available.
     --
@@ -587,6 +590,18 @@ function enqueue_jobs(jobs jsonb, wake boolean, whole boolean) returns jsonb
         end if;
         if jobs @? '$[*].metadata.type() ? (@ != "object" && @ != "null")' then
             raise exception 'metadata: must be a JSON object' using errcode = 'invalid_parameter_value';
+        end if;
+        if not has_table_privilege(session_user, 'fencepost.jobs'::regclass, 'insert') then
+            if jobs @? '$[*].queue_id' then
+                raise exception 'queue_id: name the queue instead' using errcode = 'insufficient_privilege';
+            end if;
+            if exists (
+                select
+                  from jsonb_to_recordset(jobs) as i (id uuid)
+                 cross join lateral (select from fencepost.jobs j where j.id = i.id limit 1) taken
+            ) then
+                raise exception 'id: there is a job with this id already' using errcode = 'unique_violation';
+            end if;
         end if;
         perform pg_current_xact_id();
         moment := clock_timestamp();

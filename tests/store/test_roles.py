@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from fencepost.store import grants, migrate, statements
 from fencepost.store.database import _SESSION as SESSION
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.grants import GRANTS, Grant, Purpose, grants_of
+from fencepost.store.jobs import Jobs
 from fencepost.store.retention import Keep, Retention
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
 from fencepost.worker.pruner import Pruner
 
 from .history import History
-from .support import Connection, connect
+from .support import Connection, claim, connect, job
 
 pytestmark = pytest.mark.anyio
 
@@ -313,6 +315,41 @@ async def _held(sql: Connection, role: str) -> set[tuple[str, str]]:
         role,
     )
     return {(row["name"], row["word"]) for row in rows}
+
+
+async def test_a_producer_can_not_stand_in_for_anothers_job(
+    sql: Connection, roles: dict[Purpose, str], jobs: Jobs, worker_store: WorkerStore, database_url: str
+) -> None:
+    """It can't have a second job under an id, lie about a token, or put a job where nobody looks."""
+    [known] = await jobs.enqueue([job()])
+    [lease] = await claim(worker_store, 1)
+    stranger = await connect(database_url)
+    try:
+        await stranger.execute(f"set session authorization {roles[PRODUCER]}")
+
+        async def send(**fields: Any) -> Any:
+            one = {"id": str(new_id()), "type": "work", "payload": 1, "max_attempts": 1, "queue": "other", **fields}
+            return await stranger.fetchval("select fencepost.enqueue_jobs($1)", json.dumps([one]))
+
+        with pytest.raises(asyncpg.UniqueViolationError, match="there is a job with this id already"):
+            await send(id=str(known.id))
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="queue_id: name the queue instead"):
+            await send(queue_id=77)
+        assert await send(token=99, attempts=7, status="completed", lease_token=99)
+        for refused in (
+            "select fencepost.store_jobs('[]', null, now(), null)",
+            f'select fencepost.complete(\'{{"id": "{lease.id}", "queue_id": 1, "token": {lease.token}}}\')',
+            "insert into fencepost.pending values (gen_random_uuid(), 1, 0, 0, 0, now())",
+            "select payload from fencepost.jobs",
+            "select result from fencepost.finished",
+            "update fencepost.leases set token = token + 1",
+        ):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await stranger.execute(refused)
+    finally:
+        await stranger.close()
+    assert {row["token"] for row in await sql.fetch("select token from fencepost.pending")} == {0}
+    assert (await jobs.audit())["jobs"] == 2
 
 
 async def test_new_partitions_need_no_grant(sql: Connection, roles: dict[Purpose, str]) -> None:

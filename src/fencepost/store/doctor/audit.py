@@ -30,7 +30,8 @@ class Tally(msgspec.Struct):
     rows: Counter[str] = msgspec.field(default_factory=Counter)
     """How many of each problem."""
     ids: dict[str, list[UUID]] = {}
-    places: str = ""
+    places: dict[str, set[str]] = {}
+    """Where those were found that shouldn't be, or not in both."""
 
     def add(self, problem: str, rows: int, ids: list[UUID]) -> None:
         """Take in *rows* of a problem, some of which have these *ids*."""
@@ -84,7 +85,7 @@ async def _look(patient: Patient, tally: Tally, low: UUID, high: UUID, *, deadli
     tally.counts.update(dict(counts))
     for row in await fetch("audit_places", most=NAMED_IDS):
         tally.add(row["problem"], row["rows"], row["ids"])
-        tally.places = row["places"] or tally.places
+        tally.places.setdefault(row["problem"], set()).update(place for place in row["places"] if place)
     [attempts] = await fetch("audit_attempts", most=NAMED_IDS)
     tally.add("attempts", attempts["rows"], attempts["ids"])
     if keys:
@@ -94,10 +95,19 @@ async def _look(patient: Patient, tally: Tally, low: UUID, high: UUID, *, deadli
 
 def _findings(tally: Tally) -> list[Finding]:
     return [
-        make(f"audit.{problem}", f"{tally.rows[problem]:,} {what}: {_some(tally, problem)}", remedy)
+        make(
+            f"audit.{problem}",
+            f"{tally.rows[problem]:,} {what}{_where(tally, problem)}: {_some(tally, problem)}",
+            remedy,
+        )
         for problem, make, what, remedy in _PROBLEMS
         if tally.rows[problem]
     ]
+
+
+def _where(tally: Tally, problem: str) -> str:
+    places = tally.places.get(problem)
+    return f" ({', '.join(sorted(places))})" if places else ""
 
 
 def _some(tally: Tally, problem: str) -> str:

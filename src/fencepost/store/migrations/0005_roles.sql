@@ -110,9 +110,98 @@ begin
 end
 $$;
 
+create or replace function fencepost.enqueue_jobs(jobs jsonb, wake boolean default true, whole boolean default true) returns jsonb
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+-- Stores jobs, in whatever transaction it is called in. What the library calls; for people there is enqueue.
+--
+-- jobs is an array of objects: id (a UUIDv7), type, queue (or queue_id, of a queue and lane that are known), payload,
+-- priority, max_attempts, timeout_seconds, run_at or delay_microseconds, request_id, tags, metadata, trace_context,
+-- expires_at or expires_microseconds, idempotency_key with schedule (the times as asked for, in words: what else a
+-- repeated request must repeat), and unique: an object of key, until, mode, period_microseconds.
+-- wake: whether to notify workers of what is due soon.
+--
+-- Returns created_at, and differing: an array of what became of those jobs that were not just stored, with place (from
+-- 0), id and effect: replayed, skipped, rescheduled (id is the job that is there), replaced (id is the new job),
+-- conflict or key_gone (the idempotency key belongs to another request, or is being removed). With one of the last two
+-- nothing at all is stored and nothing changed, and the caller's transaction can go on. quiet is there when no job was
+-- stored or moved.
+--
+-- Acts as the owner. A session whose role can't insert jobs by itself can't name what that would check: a queue's id, and
+-- an id that another job has, in whichever queue.
+--
+-- whole: false is for jobs of several callers in a transaction of its own. Then one that is refused leaves the others
+-- stored, and a key that another open transaction holds isn't waited for: the call fails with lock_not_available.
+--
+-- Locks: what store_keyed and store_unique say. The clock is read when this transaction has its id: a claim that passes
+-- run_at without seeing the row knows whom to wait for.
+declare
+    moment timestamptz;
+    places jsonb;
+    answers jsonb := '[]';
+    refused jsonb;
+    answer jsonb;
+begin
+    -- What workers could not read. The rest is up to the library, which checks more and says it better.
+    if jobs @? '$[*] ? (@.tags != null).tags[*].type() ? (@ != "string")' then
+        raise exception 'tags: must be an array of texts, in one dimension' using errcode = 'invalid_parameter_value';
+    end if;
+    if jobs @? '$[*].metadata.type() ? (@ != "object" && @ != "null")' then
+        raise exception 'metadata: must be a JSON object' using errcode = 'invalid_parameter_value';
+    end if;
+    if not has_table_privilege(session_user, 'fencepost.jobs'::regclass, 'insert') then
+        if jobs @? '$[*].queue_id' then
+            raise exception 'queue_id: name the queue instead' using errcode = 'insufficient_privilege';
+        end if;
+        if exists (
+            select
+              from jsonb_to_recordset(jobs) as i (id uuid)
+             cross join lateral (select from fencepost.jobs j where j.id = i.id limit 1) taken
+        ) then
+            raise exception 'id: there is a job with this id already' using errcode = 'unique_violation';
+        end if;
+    end if;
+    perform pg_current_xact_id();
+    moment := clock_timestamp();
+    if jobs @? '$[*] ? (exists (@.queue) || exists (@.idempotency_key) || exists (@.unique))' then
+        if not whole then
+            perform set_config('lock_timeout', '100ms', true);
+        end if;
+        places := fencepost.places_of(jobs);
+        if not whole or not jobs @? '$[*].idempotency_key' then
+            answers := fencepost.store_keyed(jobs, places, moment);
+        else
+            begin
+                answers := fencepost.store_keyed(jobs, places, moment);
+                refused := jsonb_path_query_array(answers, '$[*] ? (@.effect == "conflict" || @.effect == "key_gone")');
+                if jsonb_array_length(refused) > 0 then
+                    raise exception using errcode = 'FP001', message = 'undo';
+                end if;
+            exception when sqlstate 'FP001' then
+                -- Variables are not undone.
+                return jsonb_build_object('created_at', moment, 'differing', refused, 'quiet', true);
+            end;
+        end if;
+    else
+        perform fencepost.store_jobs(jobs, null, moment, null);
+    end if;
+    if wake then
+        perform fencepost.wake_up(jobs, places, moment, answers);
+    end if;
+    answer := jsonb_build_object('created_at', moment, 'differing', answers);
+    if jsonb_array_length(answers) = jsonb_array_length(jobs)
+        and not answers @? '$[*] ? (@.effect == "replaced" || @.run_at != null)'
+    then
+        answer := answer || jsonb '{"quiet": true}';
+    end if;
+    return answer;
+end
+$$;
+
 alter function fencepost.watch_range(timestamptz) security definer;
 alter function fencepost.drop_range(timestamptz, int, bigint) security definer;
-alter function fencepost.enqueue_jobs(jsonb, boolean, boolean) security definer;
 alter function fencepost.enqueue(
     text, jsonb, text, int, int, timestamptz, interval, interval, interval, text, text, text, interval, text, text[], jsonb
 ) security definer;
