@@ -50,6 +50,7 @@ import psycopg
 from psycopg import sql
 
 from chaos.world import processes
+from chaos.world.clocks import Clock, build_library
 from chaos.world.janitor import Janitor
 from chaos.world.server import Server, WorldError
 from fencepost.embedded import find_binaries
@@ -103,6 +104,8 @@ class Cluster:
         self._options = {"fsync": "on" if fsync else "off", **(options or {})}
         self._has_standby = standby
         self._servers: list[Server] = []
+        self._clocks: dict[str, Clock] = {}
+        self._library: Path | None = None
         self._lock = threading.RLock()
         self._steady = threading.RLock()
         self._protected = False
@@ -137,8 +140,17 @@ class Cluster:
             return None if succeeded else tail(output).strip()
 
         identity = choose_identity(data=self._folder / "a", folder=self._folder, probe=probe)
+        self._library = build_library()
+        if self._library is not None:
+            self._janitor.also(self._library.parent)
         for name in ("a", "b") if self._has_standby else ("a",):
-            server = Server(name, self._folder, binaries=binaries, identity=identity, options=self._options)
+            variables: Mapping[str, str] = {}
+            if self._library is not None:
+                self._clocks[name] = Clock(self._folder, name)
+                variables = self._clocks[name].preloaded(self._library)
+            server = Server(
+                name, self._folder, binaries=binaries, identity=identity, options=self._options, variables=variables
+            )
             self._servers.append(server)
             self._janitor.also(server.socket_folder)
         self.primary.create()
@@ -156,7 +168,11 @@ class Cluster:
             for server in reversed(self._servers):
                 server.close()
             self._servers.clear()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            for clock in self._clocks.values():
+                clock.close()
+            self._clocks.clear()
+            for place in (self._folder, *([self._library.parent] if self._library is not None else [])):
+                shutil.rmtree(place, ignore_errors=True)
             if self._janitor is not None:
                 self._janitor.dismiss()
                 self._janitor = None
@@ -305,6 +321,26 @@ class Cluster:
             for server in self._servers[1:]:
                 for pid in server.processes():
                     processes.resume(pid)
+
+    @property
+    def has_clocks(self) -> bool:
+        """Whether the servers' clocks can be set: where there is a C compiler."""
+        return bool(self._clocks)
+
+    def jump(self, seconds: float) -> None:
+        """
+        Have the primary's clock jump ahead, or back.
+
+        The standby's is its own: after a failover the time is another. Raises WorldError without `has_clocks`.
+        """
+        if not self._clocks:
+            raise WorldError("there is no C compiler here, so the servers' clocks can't be set")
+        self._clocks[self.primary.name].jump(seconds)
+
+    def set_clocks_right(self) -> None:
+        """Have both servers tell the true time."""
+        for clock in self._clocks.values():
+            clock.set(0.0)
 
     # What makes commits safe
 

@@ -383,6 +383,12 @@ class World:
         """Have the clock *name* jump ahead, or back."""
         self._clocks[name].jump(seconds)
 
+    def jump_server(self, seconds: float) -> bool:
+        """Have the primary's clock jump ahead, or back; False where a server's clock can't be set."""
+        if self.cluster.has_clocks:
+            self.cluster.jump(seconds)
+        return self.cluster.has_clocks
+
     # And back
 
     def heal(self) -> None:
@@ -404,6 +410,7 @@ class World:
                 self.pooler.start()
             for clock in self._clocks.values():
                 clock.set(0.0)
+            self.cluster.set_clocks_right()
             self.cluster.ensure_protected()
         self._calm.clear()
 
