@@ -12,7 +12,7 @@ from pathlib import Path
 from chaos.world import World
 from tests.chaos.world_support import Writers, open_folder
 
-SECONDS = 4.0
+SECONDS = 3.0
 
 
 def happenings(world: World) -> list[Callable[[], object]]:
