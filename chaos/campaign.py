@@ -125,7 +125,9 @@ class Campaign:
         schedule = self._schedule(fleet)
         write_schedule(schedule, self._folder / "schedule.json")
         self._submitters = submitters = self._make_submitters(fleet)
-        self._injector = injector = Injector(fleet, self._ground, submitters.hand_in)
+        self._injector = injector = Injector(
+            fleet, self._ground, ledger_folder=self._ledger_folder, hand_in=submitters.hand_in
+        )
         observing = asyncio.create_task(self._observer.run())
         self._phase = "faults"
         await asyncio.gather(submitters.run(schedule.seconds, self._options.rate), injector.run(schedule))
