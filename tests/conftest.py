@@ -5,6 +5,10 @@ The server is `TEST_DATABASE_URL` where that is set, else an embedded one of our
 a temporary folder, from the programs in `TEST_BINARIES` or those that fencepost finds.
 A migrated template is made once; each test that touches the database gets a clone of it
 (about 40 ms), so tests may commit and never see each other.
+
+With `TEST_POOLER` (`session` or `transaction`) every Database goes through a PgBouncer in
+front of that server, unless its test is marked `direct`; what tests do to the tables from
+outside goes to the server itself. `python -m tests.pooled` runs the tests that matter so.
 """
 
 from __future__ import annotations
@@ -17,12 +21,14 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 
 from fencepost.embedded import EmbeddedPostgres
+from fencepost.settings.pooler import Pooler
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
@@ -30,6 +36,7 @@ from fencepost.store.listing import Listing
 from fencepost.store.migrate import prepare
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
+from tests import pgbouncer
 
 TEMPLATE = f"fencepost_template_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
 
@@ -39,6 +46,11 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+
+POOLER = Pooler(os.environ.get("TEST_POOLER", "none"))
+"""What the tests of this run go through."""
+POOL_SIZE = {Pooler.SESSION: 60, Pooler.TRANSACTION: 4}
+"""How many of the server's connections a database gets: few enough for transactions to change places all the time."""
 
 QUICK = {"fsync": "off", "max_connections": "200"}
 """No test here depends on surviving a power cut, and the machine's disk isn't what is tested."""
@@ -76,6 +88,43 @@ def _opened(folder: Path) -> Path:
     """Let other accounts pass through *folder* to what lies in it, without reading it."""
     folder.chmod(0o711)
     return folder
+
+
+collect_ignore = [] if pgbouncer.is_installed() else ["pooler"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What is left out must be seen."""
+    if collect_ignore:
+        terminalreporter.write_line(f"NOT RUN: tests/pooler. {pgbouncer.MISSING}")
+
+
+@pytest.fixture(scope="session")
+def bouncer(server_url: str) -> Iterator[pgbouncer.PgBouncer | None]:
+    """The pooler of this run, if it has one."""
+    if POOLER is Pooler.NONE:
+        yield None
+        return
+    with pgbouncer.running(server_url, POOLER, pool_size=POOL_SIZE[POOLER]) as bouncer:
+        yield bouncer
+
+
+@pytest.fixture(autouse=POOLER is not Pooler.NONE)
+def through_the_pooler(
+    request: pytest.FixtureRequest, bouncer: pgbouncer.PgBouncer | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Have every Database that is made without saying otherwise go through the run's pooler."""
+    if bouncer is None or request.node.get_closest_marker("direct") is not None:
+        return
+    make, server = Database.__init__, urlsplit(bouncer.server_url).query
+
+    def pooled(self: Database, dsn: str, **options: Any) -> None:
+        if "pooler" not in options and urlsplit(dsn).query == server:
+            options |= {"pooler": POOLER, "listen_dsn": dsn if POOLER is Pooler.TRANSACTION else None}
+            dsn = bouncer.url(dsn)
+        make(self, dsn, **options)
+
+    monkeypatch.setattr(Database, "__init__", pooled)
 
 
 def with_database(url: str, name: str) -> str:

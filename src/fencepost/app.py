@@ -43,7 +43,8 @@ class Fencepost(Access):
 
     *dsn* is a PostgreSQL address, or a function that tells it when connections are opened. Without one it is
     DATABASE_URL, and without that the embedded PostgreSQL, which is started if nobody runs it. *schema* is
-    SCHEMA, *settings* are those of the environment. *lifespan* opens what handlers share; see `resource`.
+    SCHEMA, *pooler* is DATABASE_POOLER and *listen_url* DATABASE_LISTEN_URL; *settings* are those of the
+    environment. *lifespan* opens what handlers share; see `resource`.
 
     Nothing is connected, imported or read before it is needed.
     """
@@ -53,6 +54,8 @@ class Fencepost(Access):
         dsn: Dsn | None = None,
         *,
         schema: str | None = None,
+        pooler: str | None = None,
+        listen_url: str | None = None,
         settings: Settings | None = None,
         lifespan: Lifespan | None = None,
     ) -> None:
@@ -62,7 +65,7 @@ class Fencepost(Access):
         self._places: dict[str, str] = {}
         self._around_attempt: list[AroundAttempt] = []
         self._origin: Fencepost = self
-        self._producer = Producer(dsn, schema, settings)
+        self._producer = Producer(dsn, schema, settings, pooler=pooler, listen_url=listen_url)
 
     # They overlap where the first parameter is of a type that a Context is too: it is taken for the context.
     @overload
@@ -232,8 +235,8 @@ class Fencepost(Access):
         """Use *settings* unless it was made with settings of its own; what is open is left as it is."""
         self._producer.default_to(settings)
 
-    def own_address(self) -> tuple[str | None, str | None]:
-        """The dsn and the schema that it was made with; None for what it takes from the settings."""
+    def own_address(self) -> dict[str, Any]:
+        """The dsn, the schema and so on that it was made with, by the names of settings."""
         return self._producer.own_address()
 
     @asynccontextmanager

@@ -265,7 +265,7 @@ async def test_the_roles_settings_do_not_matter(empty_url: str) -> None:
 
 async def fetch_settings(database: Database, names: list[str]) -> list[asyncpg.Record]:
     """What a session of the pool really has."""
-    async with database._acquire() as connection:
+    async with database._acquire() as connection, database.begun(connection):
         rows: list[asyncpg.Record] = await connection.fetch(
             "select name, setting from pg_settings where name = any($1)", names
         )

@@ -15,7 +15,7 @@ import msgspec
 from fencepost.app import Fencepost
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.handlers import shipped
-from fencepost.settings import Secret, Settings, from_environment
+from fencepost.settings import Settings, from_environment
 from fencepost.store.database import Database
 
 log = logging.getLogger("fencepost.serve")
@@ -53,11 +53,8 @@ def application(name: str | None, settings: Settings) -> Fencepost:
 
 
 def settings_with(app: Fencepost, settings: Settings) -> Settings:
-    """The command's settings, with the database and the schema that the caller's app was made with, if it was."""
-    dsn, schema = app.own_address()
-    if dsn is not None:
-        settings = msgspec.structs.replace(settings, database_url=Secret(dsn))
-    return settings if schema is None else msgspec.structs.replace(settings, schema=schema)
+    """The command's settings, with the database, the schema and so on that the caller's app was made with."""
+    return msgspec.structs.replace(settings, **app.own_address())
 
 
 def _import_app(name: str) -> Fencepost:

@@ -154,7 +154,7 @@ async def _database(schema: str | None) -> AsyncIterator[tuple[Database, Hints]]
         dsn = settings.database_url.reveal()
     else:
         dsn, _ = find_running(settings.data_dir or default_data_dir())
-    database = Database(dsn, schema=settings.schema, connections=2)
+    database = Database.of(settings, dsn, connections=2)
     applied = await migrations.applied(database)
     known = migrations.steps()
     migrations.check(known, applied)

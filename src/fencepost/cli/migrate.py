@@ -31,7 +31,7 @@ def migrate(app_name: str | None, *, print_only: bool, status: bool, schema: str
         raise InvalidSettings(
             "DATABASE_URL isn't set; the embedded PostgreSQL is migrated by `fencepost serve` when it starts"
         )
-    database = Database(settings.database_url.reveal(), schema=settings.schema, connections=2)
+    database = Database.of(settings, settings.database_url.reveal(), connections=2)
     return asyncio.run(_status(database) if status else _apply(database, settings, app))
 
 

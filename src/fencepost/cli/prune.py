@@ -27,7 +27,7 @@ def prune(*, dry_run: bool, schema: str | None) -> int:
         raise InvalidSettings(
             "DATABASE_URL isn't set; old jobs of the embedded PostgreSQL are removed by `fencepost serve` while it runs"
         )
-    database = Database(settings.database_url.reveal(), schema=settings.schema, connections=2)
+    database = Database.of(settings, settings.database_url.reveal(), connections=2)
     return asyncio.run(_prune(database, Keep.of(settings), dry_run=dry_run))
 
 

@@ -101,7 +101,7 @@ class _Service:
         self._settings = settings
         self._embedded = embedded
         self._metrics = Metrics()
-        self._database = Database(dsn, schema=settings.schema, connections=settings.database_connections)
+        self._database = Database.of(settings, dsn, connections=settings.database_connections)
         self._pool = make_pool(settings, app, name=name, dsn=dsn, turn=turn, events=self._metrics)
         self._hints = Hints(self._database, local=self._pool.wake)
         self._declaration = maintenance.Declaration(

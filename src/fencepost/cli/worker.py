@@ -85,7 +85,7 @@ class _Workers:
 
     async def _prepare(self, stop: asyncio.Event) -> None:
         """Wait for the database, and bring its schema up to date."""
-        database = Database(self._dsn, schema=self._settings.schema, connections=2)
+        database = Database.of(self._settings, self._dsn, connections=2)
         await connect(database, stop)
         try:
             await prepare(database, partition_days=self._settings.partition_days)

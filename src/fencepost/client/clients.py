@@ -33,7 +33,7 @@ class Client:
     """What a producer has open in one event loop."""
 
     def __init__(self, dsn: str, settings: Settings, *, wake: Wake) -> None:
-        self.database = Database(dsn, schema=settings.schema, connections=settings.database_connections)
+        self.database = Database.of(settings, dsn, connections=settings.database_connections)
         self.hints = Hints(self.database, local=wake)
         self.queues = Queues(self.database, self.hints)
         self.jobs = Jobs(self.database, self.queues, self.hints)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from fencepost.errors import InvalidSettings
+from fencepost.settings import Secret
+from fencepost.settings.pooler import Pooler
 
 Dsn = str | Callable[[], str]
 """An address, or what tells it when connections are opened."""
@@ -28,3 +31,16 @@ def check_dsn(dsn: Dsn | None) -> Dsn | None:
     if dsn is not None and not callable(dsn):
         read_dsn(dsn)
     return dsn
+
+
+def own_settings(schema: str | None, pooler: str | None, listen_url: str | None) -> dict[str, Any]:
+    """What an app was told itself of how its jobs are reached, by the names of settings. Raises InvalidSettings."""
+    own: dict[str, Any] = {} if schema is None else {"schema": schema}
+    if pooler is not None:
+        try:
+            own["database_pooler"] = Pooler(pooler)
+        except ValueError:
+            raise InvalidSettings(f"pooler must be one of {', '.join(Pooler)}, not {pooler!r}") from None
+    if listen_url is not None:
+        own["listen_url"] = Secret(read_dsn(listen_url))
+    return own

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from fencepost.client.draft import AroundEnqueue, drafted
-from fencepost.client.dsn import Dsn, check_dsn, read_dsn
+from fencepost.client.dsn import Dsn, check_dsn, own_settings, read_dsn
 from fencepost.client.handle import Handle
 from fencepost.client.loops import refuse_in_loop
 from fencepost.client.options import Options
@@ -20,7 +20,7 @@ from fencepost.domain.fields import shown
 from fencepost.domain.ids import new_id
 from fencepost.domain.job import NewJob, Unique
 from fencepost.errors import FencepostError, InvalidJob
-from fencepost.settings import Settings, from_environment
+from fencepost.settings import Secret, Settings, from_environment
 from fencepost.transactions import Adapter
 from fencepost.types.jobtype import JobType
 from fencepost.types.unique import UniqueBy
@@ -58,9 +58,17 @@ class Producer:
     The connections it opens belong to the event loop that needed them.
     """
 
-    def __init__(self, dsn: Dsn | None, schema: str | None, settings: Settings | None) -> None:
+    def __init__(
+        self,
+        dsn: Dsn | None,
+        schema: str | None,
+        settings: Settings | None,
+        *,
+        pooler: str | None = None,
+        listen_url: str | None = None,
+    ) -> None:
         self._dsn = check_dsn(dsn)
-        self._schema = schema
+        self._own = own_settings(schema, pooler, listen_url)
         self._given = settings
         self._settings: Settings | None = None
         self._address: Address | None = None
@@ -76,9 +84,7 @@ class Producer:
         """The app's settings: those it was given, else those of the environment. Raises InvalidSettings."""
         if self._settings is None:
             settings = self._given or from_environment()
-            if self._schema is not None:
-                settings = msgspec.structs.replace(settings, schema=self._schema)
-            self._settings = settings
+            self._settings = msgspec.structs.replace(settings, **self._own)
         return self._settings
 
     @property
@@ -126,7 +132,7 @@ class Producer:
 
     def use(self, dsn: Dsn | None, settings: Settings | None) -> None:
         """From now on the jobs are there. What is open must have been closed before."""
-        self._dsn, self._given, self._schema = check_dsn(dsn), settings, None
+        self._dsn, self._given, self._own = check_dsn(dsn), settings, {}
         self._settings = self._address = self._clients = None
 
     def default_to(self, settings: Settings) -> None:
@@ -134,9 +140,9 @@ class Producer:
         if self._given is None:
             self._given, self._settings = settings, None
 
-    def own_address(self) -> tuple[str | None, str | None]:
-        """The dsn and the schema that were given; None for what comes from the settings."""
-        return None if self._dsn is None else read_dsn(self._dsn), self._schema
+    def own_address(self) -> dict[str, Any]:
+        """The settings of how the jobs are reached that were given one by one: they win over others."""
+        return self._own if self._dsn is None else {**self._own, "database_url": Secret(read_dsn(self._dsn))}
 
     def _close_before_the_server(self) -> None:
         """At the end of the program, what starts last is stopped first; connections should go before their server."""

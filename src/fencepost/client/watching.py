@@ -26,6 +26,8 @@ from fencepost.store.merging import Merger
 
 FIRST_LOOK_SECONDS = 0.05
 LONGEST_LOOK_SECONDS = 2.0
+LONGEST_POLL_SECONDS = 0.5
+"""The same where nobody can listen, so that looking is all there is."""
 LAST_LOOK_SECONDS = 2.0
 """How long after its time a waiter hopes for the answer to its last look."""
 REPEAT_SECONDS = 20.0
@@ -68,12 +70,14 @@ class Watcher:
 
     @contextmanager
     def _watched(self, job_id: UUID) -> Iterator[_Watch]:
-        if self._listening is None or self._listening.done():
+        can_listen = self._database.can_listen
+        if can_listen and (self._listening is None or self._listening.done()):
             listener = Listener(self._database, heard=self._heard, connected=self._connected.set)
             self._listening = asyncio.get_running_loop().create_task(listener.run(), name="fencepost-results")
         watch = self._watches.get(job_id)
         if watch is None:
-            watch = self._watches[job_id] = _Watch(job_id, self._looks.put, self._say)
+            longest = LONGEST_LOOK_SECONDS if can_listen else LONGEST_POLL_SECONDS
+            watch = self._watches[job_id] = _Watch(job_id, self._looks.put, self._say, longest_seconds=longest)
         watch.waiters += 1
         try:
             yield watch
@@ -120,11 +124,17 @@ class _Watch:
     """One job that is looked at again and again, for all who wait for it."""
 
     def __init__(
-        self, job_id: UUID, look: Callable[[UUID], Awaitable[Job | None]], say: Callable[[UUID], Awaitable[bool]]
+        self,
+        job_id: UUID,
+        look: Callable[[UUID], Awaitable[Job | None]],
+        say: Callable[[UUID], Awaitable[bool]],
+        *,
+        longest_seconds: float,
     ) -> None:
         self.job_id = job_id
         self._look = look
         self._say = say
+        self._longest_seconds = longest_seconds
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._told = asyncio.get_running_loop().create_future()
@@ -190,7 +200,7 @@ class _Watch:
                 continue
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._asked.wait(), pause)
-            pause = min(pause * 2, LONGEST_LOOK_SECONDS)
+            pause = min(pause * 2, self._longest_seconds)
 
 
 async def _wait(watch: _Watch, deadline: float | None, *, may_appear: bool) -> Job:

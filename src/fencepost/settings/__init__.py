@@ -19,6 +19,7 @@ from fencepost.domain.durations import format_duration
 from fencepost.domain.job import Limits
 from fencepost.errors import InvalidSettings
 from fencepost.settings import reading
+from fencepost.settings.pooler import Pooler
 
 LEASE_MARGIN_SECONDS = 5.0
 """What a lease must have left after the longest attempt, to write down how it ended."""
@@ -55,6 +56,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """DATABASE_URL: any PostgreSQL from 14 on. None starts the embedded one."""
     database_connections: int = 10
     """DATABASE_CONNECTIONS: the most that the API opens; the workers of a process take up to 6 more."""
+    database_pooler: Pooler = Pooler.NONE
+    """DATABASE_POOLER: what DATABASE_URL leads through: none, or a pooler whose pool_mode is session or transaction."""
+    listen_url: Secret | None = None
+    """DATABASE_LISTEN_URL: the same database without a pooler, for LISTEN. In transaction mode nobody listens else."""
     schema: str = "fencepost"
     """SCHEMA: where the tables are. Two schemas of one database know nothing of each other."""
     data_dir: Path | None = None
@@ -200,6 +205,8 @@ _SECONDS = reading.duration(0.001)
 _VARIABLES: list[tuple[str, tuple[str, ...], Any]] = [
     ("database_url", ("DATABASE_URL",), Secret),
     ("database_connections", ("DATABASE_CONNECTIONS",), reading.whole(2, 1000)),
+    ("database_pooler", ("DATABASE_POOLER",), reading.pooler),
+    ("listen_url", ("DATABASE_LISTEN_URL",), Secret),
     ("schema", ("SCHEMA",), str),
     ("data_dir", ("DATA_DIR",), Path),
     ("http_port", ("PORT",), reading.whole(0, 65535)),

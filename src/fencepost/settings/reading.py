@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fencepost.domain.durations import format_duration, parse_duration
 from fencepost.domain.fields import check_queue
 from fencepost.errors import InvalidJob
+from fencepost.settings.pooler import Pooler
 
 SHORTEST_RETENTION_SECONDS = 60.0
 """The least time that whoever made a job has to see how it ended."""
@@ -71,6 +72,11 @@ def one_of(*allowed: str) -> Callable[[str], str]:
         return text.lower()
 
     return read
+
+
+def pooler(text: str) -> Pooler:
+    """A kind of pooler, or none."""
+    return Pooler(one_of(*Pooler)(text))
 
 
 def queues(text: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """
 The seam to the driver.
 
-Everything that knows asyncpg is here (and in `listener.py`, `migrate.py` and `failures.py`):
+Everything that knows asyncpg is here (and in `listener.py`, `migrate.py`, `pooling.py` and `failures.py`):
 the pool, the sessions' settings, and JSON passing through as bytes.
 """
 
@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import asyncpg
 
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
-from fencepost.store import statements
+from fencepost.settings import Settings
+from fencepost.settings.pooler import Pooler
+from fencepost.store import pooling, statements
 from fencepost.store.failures import MISTAKEN, UNAVAILABLE, first_line, is_broken, prepared, translated
 from fencepost.store.lines import Lines
 
@@ -102,6 +104,22 @@ class _Session:
         await self._connection.execute(sql, *arguments)
 
 
+class _Separately(_Session):
+    """The same where no session is ours: every statement in a transaction of its own."""
+
+    def __init__(self, connection: Any, database: Database) -> None:
+        super().__init__(connection, database.schema)
+        self._database = database
+
+    async def fetch(self, name: str, /, **values: object) -> list[Row]:
+        async with self._database.begun(self._connection):
+            return await super().fetch(name, **values)
+
+    async def execute(self, sql: str, *arguments: object) -> None:
+        async with self._database.begun(self._connection):
+            await super().execute(sql, *arguments)
+
+
 class Database:
     """
     A pool of connections to one PostgreSQL, for one event loop.
@@ -111,7 +129,8 @@ class Database:
     The pool mends itself: a broken connection is dropped and a new one made when it is needed.
 
     *connections* is the most it opens; *lines* of them are kept for single statements, which
-    then cost half as much (see lines.py).
+    then cost half as much (see lines.py). *pooler* is what *dsn* leads through; *listen_dsn* leads
+    to the same database without one (see pooling.py).
     """
 
     def __init__(
@@ -122,20 +141,53 @@ class Database:
         connections: int = 10,
         lines: int | None = None,
         session: Mapping[str, str] | None = None,
+        pooler: Pooler = Pooler.NONE,
+        listen_dsn: str | None = None,
     ) -> None:
         self.dsn = dsn
         self.schema = schema
+        self.pooler = Pooler(pooler)
+        self.listen_dsn = listen_dsn
         statements.quote_schema(schema)
         lines = min(LINES, connections // 5) if lines is None else lines
+        # What they save is a small part of a statement that takes a transaction of its own.
+        lines = 0 if self.pooler is Pooler.TRANSACTION else lines
         self._connections = connections - lines
-        self._lines = Lines(self._connect, count=lines, patience_seconds=PATIENCE_SECONDS)
+        # They have a timer for all their statements.
+        self._lines = Lines(lambda: self.connect(command_timeout=None), count=lines, patience_seconds=PATIENCE_SECONDS)
         self._settings = {**_SESSION, **(session or {})}
         self._pool: Any = None
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        dsn: str,
+        *,
+        connections: int = 10,
+        lines: int | None = None,
+        session: Mapping[str, str] | None = None,
+    ) -> Database:
+        """The database at *dsn*, reached as the settings say."""
+        return cls(
+            dsn,
+            schema=settings.schema,
+            connections=connections,
+            lines=lines,
+            session=session,
+            pooler=settings.database_pooler,
+            listen_dsn=None if settings.listen_url is None else settings.listen_url.reveal(),
+        )
 
     @property
     def channel(self) -> str:
         """The notification channel of this schema: two schemas of one database never hear each other."""
         return f"fencepost:{self.schema}"
+
+    @property
+    def can_listen(self) -> bool:
+        """Whether notifications reach this process: not through a pooler that keeps no sessions."""
+        return self.pooler is not Pooler.TRANSACTION or self.listen_dsn is not None
 
     @property
     def is_open(self) -> bool:
@@ -155,32 +207,92 @@ class Database:
         that isn't one, a role or a database that the server doesn't know.
         """
         try:
-            await self._open()
+            with pooling.explained(), translated():
+                await self._open()
         except DatabaseUnavailable as error:
             if isinstance(error.__cause__, MISTAKEN):
                 raise InvalidSettings(f"DATABASE_URL: {first_line(error.__cause__)}") from error
             raise
 
     async def _open(self) -> None:
-        with translated():
-            self._pool = await asyncpg.create_pool(
-                self.dsn,
-                min_size=1,
-                max_size=self._connections,
-                connection_class=_Connection,
-                max_inactive_connection_lifetime=300,
-                init=_pass_json_through,
-                **self.connect_options(),
-            )
+        pool = await asyncpg.create_pool(
+            self.dsn,
+            min_size=1,
+            max_size=self._connections,
+            connection_class=_Connection,
+            max_inactive_connection_lifetime=300,
+            init=lambda connection: self._make_ready(connection, self._settings),
+            **self._options(self._settings),
+        )
+        try:
+            async with pool.acquire(timeout=ACQUIRE_SECONDS) as connection:
+                if self.pooler is Pooler.NONE:
+                    await pooling.check_direct(connection, self._settings)
+                elif self.pooler is Pooler.SESSION:
+                    await pooling.check_session(self.dsn, connection)
+        except BaseException:
+            pool.terminate()
+            raise
+        self._pool = pool
 
-    def connect_options(self) -> dict[str, Any]:
-        """What every connection of ours is made with."""
-        return {
-            "server_settings": {"application_name": "fencepost", **self._settings},
+    def _options(self, settings: Mapping[str, str]) -> dict[str, Any]:
+        """What a connection is made with. A pooler would refuse settings, or drop them."""
+        is_direct = self.pooler is Pooler.NONE
+        options = {
+            "server_settings": {"application_name": "fencepost", **(settings if is_direct else {})},
             "timeout": 5.0,
             "command_timeout": PATIENCE_SECONDS,
-            "target_session_attrs": "read-write",
+            # Where the driver can't be told by the server it asks, in a statement of no transaction.
+            "target_session_attrs": "read-write" if is_direct else "any",
         }
+        return options | ({"statement_cache_size": 0} if self.pooler is Pooler.TRANSACTION else {})
+
+    async def _make_ready(self, connection: Any, settings: Mapping[str, str]) -> None:
+        """What a connection that was just made needs before it is used."""
+        if self.pooler is Pooler.TRANSACTION:
+            async with self.begun(connection):
+                await _refuse_read_only(connection)
+                await _pass_json_through(connection)
+            return
+        if self.pooler is Pooler.SESSION:
+            await connection.execute(pooling.session_settings(settings))
+            await _refuse_read_only(connection)
+        await _pass_json_through(connection)
+
+    async def connect(
+        self, session: Mapping[str, str] | None = None, *, command_timeout: float | None = PATIENCE_SECONDS
+    ) -> Any:
+        """
+        A connection that is not the pool's, with *session* on top of the usual settings. Raises the driver's errors.
+
+        In transaction mode they are there only in `begun`.
+        """
+        settings = {**self._settings, **(session or {})}
+        options = self._options(settings) | {"command_timeout": command_timeout}
+        connection = await asyncpg.connect(self.dsn, connection_class=_Connection, **options)
+        try:
+            async with asyncio.timeout(ACQUIRE_SECONDS):
+                await self._make_ready(connection, settings)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def connect_to_listen(self) -> Any:
+        """
+        A connection for LISTEN: by the way that is meant for it, if there is one.
+
+        Raises the driver's errors, and InvalidSettings when that way leads to a pooler.
+        """
+        if self.listen_dsn is None:
+            return await self.connect()
+        connection = await Database(self.listen_dsn, schema=self.schema).connect()
+        try:
+            await pooling.check_listening(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
 
     async def close(self) -> None:
         """Close every connection; waits a moment for those in use, then cuts them. Safe to call twice."""
@@ -195,20 +307,11 @@ class Database:
             self._lines.cut()
             pool.terminate()
 
-    async def _connect(self) -> Any:
-        """A connection that is not the pool's."""
-        # Whoever keeps it has a timer for all its statements.
-        options = self.connect_options() | {"command_timeout": None}
-        connection = await asyncpg.connect(self.dsn, connection_class=_Connection, **options)
-        async with asyncio.timeout(ACQUIRE_SECONDS):
-            await _pass_json_through(connection)
-        return connection
-
     async def fetch(self, name: str, /, **values: object) -> list[Row]:
         """Run one statement in a transaction of its own and return its rows."""
         if not self._lines or self._pool is None:
-            async with self._acquire() as connection:
-                return await _Session(connection, self.schema).fetch(name, **values)
+            async with self.connection() as session:
+                return await session.fetch(name, **values)
         statement = statements.load(name, self.schema)
         with translated(), prepared(self.schema):
             return await self._lines.fetch(statement.text, statement.arguments(values), is_broken=is_broken)
@@ -216,26 +319,65 @@ class Database:
     @asynccontextmanager
     async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Querier]:
         """Several statements in one transaction; with *snapshot*, all reading the same state."""
-        options = {"isolation": "repeatable_read", "readonly": True} if snapshot else {}
-        async with self._acquire() as connection, connection.transaction(**options):
+        async with self._acquire() as connection, self.begun(connection, snapshot=snapshot):
             yield _Session(connection, self.schema)
+
+    @asynccontextmanager
+    async def begun(
+        self, connection: Any, *, snapshot: bool = False, session: Mapping[str, str] | None = None
+    ) -> AsyncIterator[None]:
+        """
+        A transaction on one connection, which is committed at the end, or rolled back for an error.
+
+        It is begun and given its settings in one round trip where the session can't keep them; *session* is put on
+        top of them there.
+        """
+        if self.pooler is not Pooler.TRANSACTION:
+            options = {"isolation": "repeatable_read", "readonly": True} if snapshot else {}
+            async with connection.transaction(**options):
+                yield
+            return
+        try:
+            await connection.execute(pooling.opening({**self._settings, **(session or {})}, snapshot=snapshot))
+            yield
+            ended = await connection.execute("commit")
+        except BaseException as error:
+            # A broken one is given up by whoever holds it.
+            if not is_broken(error) and not connection.is_closed():
+                await connection.execute("rollback")
+            raise
+        if ended != "COMMIT":
+            raise asyncpg.InFailedSQLTransactionError("it was rolled back, since a statement in it had failed")
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """One connection, where every statement commits by itself; end what you begin before giving it back."""
         async with self._acquire() as connection:
-            yield _Session(connection, self.schema)
+            if self.pooler is Pooler.TRANSACTION:
+                yield _Separately(connection, self)
+            else:
+                yield _Session(connection, self.schema)
 
     async def execute(self, sql: str) -> None:
         """Run SQL text of ours that isn't a hot statement: `select 1`, a migration's step in tests."""
+        async with self.connection() as session:
+            await session.execute(sql)
+
+    async def execute_alone(self, sql: str) -> None:
+        """
+        Run one statement that can't be inside of a transaction: `vacuum`, `create database`.
+
+        In transaction mode it has none of our settings.
+        """
         async with self._acquire() as connection:
+            # In one message, so on one connection.
             await connection.execute(sql)
 
     async def ping(self) -> None:
         """Ask the server for a sign of life, within two seconds. Raises DatabaseUnavailable."""
         with translated():
             async with asyncio.timeout(2):
-                await self.execute("select 1")
+                await self.execute_alone("select 1")
 
     @asynccontextmanager
     async def _acquire(self) -> AsyncIterator[Any]:
@@ -249,6 +391,12 @@ class Database:
                     if is_broken(error):
                         connection.terminate()
                     raise
+
+
+async def _refuse_read_only(connection: Any) -> None:
+    """Raise as the driver does where it can ask the server itself: a standby, or one that is to become one."""
+    if await connection.fetchval("select pg_catalog.current_setting('transaction_read_only')") == "on":
+        raise asyncpg.exceptions.TargetServerAttributeNotMatched("the server takes no writes")
 
 
 async def _pass_json_through(connection: Any) -> None:

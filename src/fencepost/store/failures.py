@@ -49,6 +49,9 @@ UNPREPARED = (
 )
 """What a statement of ours asks for isn't there: the schema was never made, or is an older one."""
 
+LEFT_BEHIND = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+"""A prepared statement isn't on the connection that it was made on: somebody between us and the server swaps them."""
+
 DataError = asyncpg.DataError
 """A value that PostgreSQL can't hold."""
 
@@ -70,6 +73,10 @@ def translated() -> Iterator[None]:
         yield
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"the database is not available: {first_line(error)}") from error
+    except LEFT_BEHIND as error:
+        raise DatabaseUnavailable(
+            f"a pooler gave this statement to another connection ({first_line(error)}); set DATABASE_POOLER=transaction"
+        ) from error
     except asyncpg.CheckViolationError as error:
         if error.constraint_name:
             raise

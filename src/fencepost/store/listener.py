@@ -17,9 +17,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import asyncpg
-
-from fencepost.errors import DatabaseUnavailable
+from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.store.database import Database
 from fencepost.store.failures import translated
 
@@ -48,12 +46,18 @@ class Listener:
         self.is_connected = False
 
     async def run(self) -> None:
-        """Listen until cancelled. Survives every database error."""
+        """Listen until cancelled. Survives every database error; does nothing where nothing could be heard."""
+        if not self._database.can_listen:
+            log.info(
+                "not listening for hints, since a pooler in transaction mode passes none on; polling finds everything, "
+                "and DATABASE_LISTEN_URL, the address of PostgreSQL itself, brings them back"
+            )
+            await asyncio.Event().wait()
         failures = 0
         while True:
             try:
                 await self._listen()
-            except DatabaseUnavailable as error:
+            except (DatabaseUnavailable, InvalidSettings) as error:
                 log.warning("not listening for hints; polling goes on", extra={"reason": str(error)})
             except Exception:
                 log.exception("fault while listening for hints; polling goes on")
@@ -65,7 +69,7 @@ class Listener:
     async def _listen(self) -> None:
         lost = asyncio.Event()
         with translated():
-            connection: Any = await asyncpg.connect(self._database.dsn, **self._database.connect_options())
+            connection: Any = await self._database.connect_to_listen()
             try:
                 connection.add_termination_listener(lambda _: lost.set())
                 await connection.add_listener(self._database.channel, self._take)

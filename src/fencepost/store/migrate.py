@@ -22,6 +22,7 @@ import asyncpg
 import msgspec
 
 from fencepost.errors import DatabaseUnavailable, SchemaMismatch
+from fencepost.store import pooling
 from fencepost.store.database import Database
 from fencepost.store.failures import translated
 from fencepost.store.statements import qualify, quote_schema
@@ -35,6 +36,7 @@ Every claim opens each of them, and one gives maintenance its whole width in day
 """
 _ROUNDS = 20
 _LOWEST_SERVER = 140000
+_SESSION = {"statement_timeout": "0", "lock_timeout": "3s", "client_min_messages": "warning"}
 
 _VERSION_TABLE = """
 create table if not exists fencepost.schema_version (
@@ -123,10 +125,11 @@ def statements(step: Step, schema: str) -> list[str]:
 
 async def applied(database: Database) -> list[Applied]:
     """The steps the database has; empty when it has no schema of ours. Changes nothing."""
-    with translated():
+    with pooling.explained(), translated():
         connection = await _connect(database)
         try:
-            return await _applied(connection, database.schema)
+            async with database.begun(connection, session=_SESSION):
+                return await _applied(connection, database.schema)
         finally:
             await connection.close()
 
@@ -140,10 +143,10 @@ async def migrate(database: Database) -> list[Step]:
     needs isn't to be had.
     """
     for attempt in range(_ROUNDS):
-        with translated():
+        with pooling.explained(), translated():
             connection = await _connect(database)
             try:
-                return await _migrate(connection, database.schema)
+                return await _migrate(database, connection)
             except asyncpg.LockNotAvailableError:
                 # Somebody's transaction holds a table; step aside rather than queue every claim behind us.
                 await asyncio.sleep(0.1 * (attempt + 1))
@@ -190,26 +193,19 @@ def check(known: list[Step], found: list[Applied]) -> None:
 
 
 async def _connect(database: Database) -> Any:
-    options = database.connect_options()
-    options["command_timeout"] = None
-    options["server_settings"] = {
-        **options["server_settings"],
-        "statement_timeout": "0",
-        "lock_timeout": "3s",
-        "client_min_messages": "warning",
-    }
-    return await asyncpg.connect(database.dsn, **options)
+    return await database.connect(_SESSION, command_timeout=None)
 
 
-async def _migrate(connection: Any, schema: str) -> list[Step]:
-    server = await connection.fetchval("select current_setting('server_version_num')::int")
-    if server < _LOWEST_SERVER:
-        raise SchemaMismatch(f"this PostgreSQL is version {server // 10000}; fencepost needs 14 or newer")
+async def _migrate(database: Database, connection: Any) -> list[Step]:
+    schema = database.schema
     done: list[Step] = []
     known = steps()
     while True:
         # The lock belongs to the transaction, so a pooler can't strand it on another session.
-        async with connection.transaction():
+        async with database.begun(connection, session=_SESSION):
+            server = await connection.fetchval("select current_setting('server_version_num')::int")
+            if server < _LOWEST_SERVER:
+                raise SchemaMismatch(f"this PostgreSQL is version {server // 10000}; fencepost needs 14 or newer")
             await connection.execute("set local lock_timeout = 0")
             await connection.execute(_locking(schema))
             await connection.execute("set local lock_timeout = '3s'")

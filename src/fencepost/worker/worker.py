@@ -73,7 +73,7 @@ class Worker:
         self.id: UUID = uuid4()
         self._settings = settings
         self._events = events
-        self._database = Database(dsn, schema=settings.schema, connections=CONNECTIONS, lines=2, session=HOT_SESSION)
+        self._database = Database.of(settings, dsn, connections=CONNECTIONS, lines=2, session=HOT_SESSION)
         self._store = WorkerStore(self._database, self.id)
         journal = Journal(share=settings.log_jobs)
         self._reports = Reports(events, runtime.hooks, journal)
@@ -107,7 +107,7 @@ class Worker:
             serves=self._serves,
         )
         self._keeper = LeaseKeeper(
-            lambda: WorkerStore(Database(dsn, schema=settings.schema, connections=1, session=HOT_SESSION), self.id),
+            lambda: WorkerStore(Database.of(settings, dsn, connections=1, session=HOT_SESSION), self.id),
             lease_seconds=settings.lease_seconds,
             interrupt=self._interrupt_from_outside,
         )

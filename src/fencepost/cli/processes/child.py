@@ -28,7 +28,7 @@ from fencepost.cli.processes.messages import Config, Drain, Order, StopClaiming
 from fencepost.cli.signals import StopSignals
 from fencepost.cli.worker_thread import WorkerThread, new_event_loop
 from fencepost.errors import FencepostError
-from fencepost.settings import Secret
+from fencepost.settings import Secret, Settings
 from fencepost.telemetry import logs
 from fencepost.telemetry.tally import Tally
 from fencepost.worker.runtime import Runtime
@@ -56,13 +56,17 @@ def main() -> None:
     try:
         with _ending_with_the_parent(link):
             # With the address, for what the handlers enqueue.
-            settings = msgspec.structs.replace(config.settings, database_url=Secret(config.dsn))
+            settings = msgspec.structs.replace(
+                config.settings,
+                database_url=Secret(config.dsn),
+                listen_url=None if config.listen_dsn is None else Secret(config.listen_dsn),
+            )
             runtime = application(config.app, settings).runtime()
     except FencepostError as error:
         link.sendall(messages.line(messages.Refused(str(error), error.exit_code)))
         sys.exit(error.exit_code)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        sys.exit(runner.run(_run(link, config, runtime)))
+        sys.exit(runner.run(_run(link, config, settings, runtime)))
 
 
 @contextmanager
@@ -95,9 +99,9 @@ def _is_over(link: socket.socket) -> bool:
         return True
 
 
-async def _run(link: socket.socket, config: Config, runtime: Runtime) -> int:
+async def _run(link: socket.socket, config: Config, settings: Settings, runtime: Runtime) -> int:
     reader, writer = await asyncio.open_unix_connection(sock=link, limit=messages.LINE_LIMIT)
-    child = _Child(config, runtime, reader, writer)
+    child = _Child(config, settings, runtime, reader, writer)
     try:
         return await child.run()
     except FencepostError as error:
@@ -113,11 +117,13 @@ class _Child:
     def __init__(
         self,
         config: Config,
+        settings: Settings,
         runtime: Runtime,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self._config = config
+        self._settings = settings
         self._runtime = runtime
         self._reader = reader
         self._writer = writer
@@ -126,7 +132,7 @@ class _Child:
 
     async def run(self) -> int:
         """Work until there is a reason to stop, then stop in order; returns the exit code. Raises FencepostError."""
-        settings = self._config.settings
+        settings = self._settings
         signals = StopSignals(announce=False)
         worker = WorkerThread(lambda: Worker(self._config.dsn, self._runtime, settings, self._tally))
         await worker.start()
@@ -170,7 +176,7 @@ class _Child:
         if not self._draining:
             log.warning("the parent process is gone; stopping")
         self._writer.close()
-        return self._config.settings.shutdown_timeout_seconds
+        return self._settings.shutdown_timeout_seconds
 
     async def _next_line(self) -> bytes:
         try:

@@ -28,6 +28,8 @@ class Config(msgspec.Struct, frozen=True):
     """MODULE:APP."""
     settings: Settings
     """Without secrets, and without what only the parent needs."""
+    listen_dsn: str | None
+    """DATABASE_LISTEN_URL."""
     turn: int | None
     """The descriptor whose lock is the turn to write to stdout."""
 

@@ -60,9 +60,10 @@ class Supervisor:
     """
 
     def __init__(self, settings: Settings, *, app: str | None, dsn: str, turn: int | None, events: ProcessEvents):
-        kept = msgspec.structs.replace(settings, database_url=None, data_dir=None, api_tokens=())
+        listen_dsn = None if settings.listen_url is None else settings.listen_url.reveal()
+        kept = msgspec.structs.replace(settings, database_url=None, listen_url=None, data_dir=None, api_tokens=())
         self._configs = [
-            Config(number=number, dsn=dsn, app=app, settings=kept, turn=turn)
+            Config(number=number, dsn=dsn, app=app, settings=kept, listen_dsn=listen_dsn, turn=turn)
             for number in range(1, settings.processes + 1)
         ]
         self._events = events

@@ -1,0 +1,208 @@
+"""
+What a pooler takes away, and how it is found out that there is one.
+
+Behind a pooler in transaction mode two statements of ours may run on two connections of the
+server's, unless they are in one transaction. So nothing that belongs to a session can be
+relied on: no setting, no prepared statement, no LISTEN, no lock of a session. `opening`
+makes a transaction that brings its settings along, in one round trip.
+
+A pooler answers for the server at the start, so the process number that it gives out is one of
+its own: that is how it is told from a server. Which kind it is shows in whose connections two
+clients are given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import asyncpg
+
+from fencepost.errors import DatabaseUnavailable, InvalidSettings
+from fencepost.settings.pooler import Pooler
+from fencepost.store.failures import LEFT_BEHIND, first_line, translated
+
+__all__ = [
+    "Pooler",
+    "check_direct",
+    "check_listening",
+    "check_session",
+    "detect",
+    "explained",
+    "opening",
+    "session_settings",
+]
+
+ROUNDS = 10
+"""How often two clients are compared; a pooler in transaction mode gives both the same connection at once."""
+PATIENCE_SECONDS = 3.0
+"""How long the second client is waited for: one that gets no connection at all competes for whole sessions."""
+_COMPARED = ("search_path", "jit", "enable_seqscan", "plan_cache_mode")
+"""Settings that PostgreSQL shows as they were given, and that a role hardly has by itself."""
+_MISTAKES = ("does not exist", "no such database", "no such user", "authentication failed")
+"""A pooler says these in its own way, without the codes that PostgreSQL has for them."""
+_ADVICE = (
+    "set DATABASE_POOLER=transaction (or session, for a pooler with pool_mode = session), or connect to PostgreSQL "
+    "itself"
+)
+
+
+def session_settings(settings: Mapping[str, str]) -> str:
+    """SQL that gives a session its settings, for as long as it lasts."""
+    return _setting(settings, is_local=False)
+
+
+def _setting(settings: Mapping[str, str], *, is_local: bool) -> str:
+    # Names are ours. `set` would take a list for one name when it is quoted.
+    calls = ", ".join(
+        f"pg_catalog.set_config('{name}', {_literal(value)}, {str(is_local).lower()})"
+        for name, value in settings.items()
+    )
+    return f"select {calls}"
+
+
+def _literal(value: str) -> str:
+    """The same whatever the role's standard_conforming_strings is."""
+    return "E'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def opening(settings: Mapping[str, str], *, snapshot: bool = False) -> str:
+    """
+    SQL that begins a transaction with these settings, in one message, so on one connection.
+
+    With *snapshot* all its statements read the same state, and none writes.
+    """
+    how = "repeatable read, read only" if snapshot else "read committed"
+    return f"begin isolation level {how}; {_setting(settings, is_local=True)}"
+
+
+async def detect(dsn: str) -> Pooler:
+    """
+    What *dsn* leads through, by how it behaves: nothing is asked of the pooler's administration.
+
+    Opens two connections and changes nothing. Under a full pooler it may take some seconds, and a pooler in
+    transaction mode that nobody else uses is told from one in session mode at the first look. Raises
+    DatabaseUnavailable.
+    """
+    with translated():
+        connection = await _plain(dsn)
+        try:
+            if not await _is_pooled(connection):
+                return Pooler.NONE
+            return Pooler.SESSION if await _keeps_its_session(dsn, connection) else Pooler.TRANSACTION
+        finally:
+            connection.terminate()
+
+
+async def check_direct(connection: Any, settings: Mapping[str, str]) -> None:
+    """Raise InvalidSettings when *connection*, which was to start with *settings*, leads to a pooler."""
+    if await _is_pooled(connection):
+        raise InvalidSettings(f"DATABASE_URL leads to a pooler, and DATABASE_POOLER says that there is none; {_ADVICE}")
+    lost = await _lost(connection, settings)
+    if lost:
+        raise InvalidSettings(
+            f"DATABASE_URL: the settings that our connections start with ({', '.join(lost)}) don't reach PostgreSQL; "
+            f"a pooler between may drop them: {_ADVICE}"
+        )
+
+
+async def check_session(dsn: str, connection: Any) -> None:
+    """Raise InvalidSettings when *connection*, made through *dsn*, isn't the same session from one use to the next."""
+    if await _is_pooled(connection) and not await _keeps_its_session(dsn, connection):
+        raise InvalidSettings(
+            "DATABASE_POOLER is session, but the pooler that DATABASE_URL leads to changes connections between "
+            "transactions; set DATABASE_POOLER=transaction, or pool_mode = session for this database in the pooler"
+        )
+
+
+async def check_listening(connection: Any) -> None:
+    """Raise InvalidSettings when *connection*, which is to listen, leads to a pooler: it might hear nothing."""
+    if await _is_pooled(connection):
+        raise InvalidSettings(
+            "DATABASE_LISTEN_URL leads to a pooler, where notifications may get lost; give the address of PostgreSQL "
+            "itself, or leave it out"
+        )
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """At the start: turn a pooler's refusals, which no waiting changes, into InvalidSettings that name the setting."""
+    try:
+        yield
+    except DatabaseUnavailable as error:
+        meant = _meaning(error.__cause__)
+        if meant is None:
+            raise
+        raise InvalidSettings(meant) from error
+
+
+def _meaning(error: BaseException | None) -> str | None:
+    if not isinstance(error, asyncpg.PostgresError):
+        return None
+    said = first_line(error)
+    if isinstance(error, LEFT_BEHIND):
+        return f"DATABASE_URL leads to a pooler that gives statements to other connections ({said}); {_ADVICE}"
+    if "startup parameter" in said:
+        return f"DATABASE_URL leads to a pooler, which refuses the settings of our connections ({said}); {_ADVICE}"
+    if isinstance(error, asyncpg.ProtocolViolationError) and any(mistake in said for mistake in _MISTAKES):
+        return f"DATABASE_URL: {said}"
+    if "statement pooling" in said:
+        return (
+            f"DATABASE_URL leads to a pooler that allows no transactions ({said}); give this database "
+            "pool_mode = transaction there"
+        )
+    return None
+
+
+async def _plain(dsn: str) -> Any:
+    options: dict[str, Any] = {
+        "timeout": 5.0,
+        "command_timeout": 2 * PATIENCE_SECONDS,
+        "statement_cache_size": 0,
+        "target_session_attrs": "any",
+        "server_settings": {"application_name": "fencepost"},
+    }
+    return await asyncpg.connect(dsn, **options)
+
+
+async def _is_pooled(connection: Any) -> bool:
+    return bool(await _process(connection) != connection.get_server_pid())
+
+
+async def _process(connection: Any) -> int:
+    """The server's process behind the connection, at this moment."""
+    return int(await connection.fetchval("select pg_catalog.pg_backend_pid()"))
+
+
+async def _lost(connection: Any, settings: Mapping[str, str]) -> list[str]:
+    """Which of the settings that can be compared the session doesn't have."""
+    names = [name for name in _COMPARED if name in settings]
+    columns = ", ".join(f"pg_catalog.current_setting('{name}')" for name in names)
+    row = await connection.fetchrow(f"select {columns}")
+    return [name for name, value in zip(names, row, strict=True) if value != settings[name]]
+
+
+async def _keeps_its_session(dsn: str, connection: Any) -> bool:
+    """
+    Whether *connection*, which a pooler answers, has one of the server's to itself.
+
+    In transaction mode the one that it used last is the next client's. With others about it may get another one
+    each time, which shows as well.
+    """
+    own = await _process(connection)
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            other = await _plain(dsn)
+            try:
+                for _ in range(ROUNDS):
+                    if await _process(other) == own or await _process(connection) != own:
+                        return False
+            finally:
+                other.terminate()
+    except (TimeoutError, asyncpg.PostgresConnectionError):
+        # A second session isn't to be had: the pool is full, and in session mode it stays so.
+        seen = {await _process(connection) for _ in range(ROUNDS)}
+        return seen == {own}
+    return True
