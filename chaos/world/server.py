@@ -59,14 +59,23 @@ class Server:
     """
 
     def __init__(
-        self, name: str, folder: Path, *, binaries: Binaries, identity: Identity, options: Mapping[str, str]
+        self,
+        name: str,
+        folder: Path,
+        *,
+        binaries: Binaries,
+        identity: Identity,
+        options: Mapping[str, str],
+        variables: Mapping[str, str] | None = None,
     ) -> None:
+        """Describe it; *variables* are added to its environment."""
         self.name = name
         self.data = folder / name
         self.log_file = folder / f"{name}.log"
         self._folder = folder
         self._binaries = binaries
         self._identity = identity
+        self._variables = dict(variables or {})
         self._options = {**OPTIONS, **options}
         self._durable = self._options.pop("fsync", "on") == "on"
         self._trash: list[threading.Thread] = []
@@ -179,7 +188,7 @@ class Server:
     def _launch(self, *, deadline: float) -> bool:
         stale = PidFile.read(self.data)
         # The number in the file may be another process's by now; PostgreSQL then takes it for its starter's.
-        env = environment({"PG_GRANDPARENT_PID": str(stale.pid)} if stale else None)
+        env = environment({**self._variables, **({"PG_GRANDPARENT_PID": str(stale.pid)} if stale else {})})
         command = shimmed(self._command(), identity=self._identity, folder=self._folder, death_signal=signal.SIGQUIT)
         log = os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:

@@ -1,37 +1,4 @@
-"""
-A primary and a synchronous standby, and every way to hurt them that loses nothing.
-
-**No commit that a client was told of may be lost by the harness**, or its checks would
-accuse the fleet. A commit survives `failover` when it was flushed on the standby before
-its client heard of it. `synchronous_standby_names` asks for that, but there are gaps, and
-each is closed here:
-
-1. *The setting is reloaded, not yet in force.* Backends don't read it; they read a flag
-   in shared memory that the checkpointer sets when it comes to reload. Between
-   `pg_reload_conf` and then, commits are acknowledged without the standby. There is no
-   view of that flag, so it is proven: the standby's receiver is stopped, a commit is
-   tried, and only when its backend is seen waiting (`SyncRep`) is the flag known to be
-   set. Should it come through instead, it is tried again. See `_prove`.
-2. *What was acknowledged before that.* Its WAL lies before the primary's flush position
-   as read after the proof; the standby has to reach it. See `_catch_up`.
-3. *A backend that is killed while it waits.* Its transaction is committed on the primary,
-   unacknowledged, but visible at once, so that somebody else may be told about it, a
-   duplicate for example, before the standby has it. Therefore `failover` catches up once
-   more immediately before it kills, and no `terminate` of ours comes in between
-   (`steady`). A restart or a crash has the same effect, and for versions before 17.6 and
-   15.14 gap 1 besides; so each of them also asks for a new proof.
-4. *A zombie.* A backend that outlives its postmaster could write on. It could not
-   acknowledge a commit, since its sender is dead, but it is killed with all the others,
-   and its end awaited, before the standby is promoted.
-5. *No standby.* Between promotion and the end of the rebuild one server alone holds the
-   data, and commits don't wait. Everything that could lose its data waits for the lock
-   that `failover` holds until then. Killing its processes loses nothing: what is
-   committed is in its WAL files.
-
-What remains: a client that cancels its commit while that waits for the standby, and takes
-the success with a warning that PostgreSQL then answers. `statement_timeout` never does
-that, since it is over when the commit begins. Gap 3's catching up covers it, too.
-"""
+"""A primary and a synchronous standby, and every way to hurt them that loses nothing. See `replication`."""
 
 from __future__ import annotations
 
@@ -47,10 +14,11 @@ from pathlib import Path
 from typing import Self
 
 import psycopg
-from psycopg import sql
 
 from chaos.world import processes
+from chaos.world.clocks import Clock, build_library
 from chaos.world.janitor import Janitor
+from chaos.world.replication import Replication, until
 from chaos.world.server import Server, WorldError
 from fencepost.embedded import find_binaries
 from fencepost.embedded.cluster import tail
@@ -59,8 +27,6 @@ from fencepost.embedded.privileges import Identity, choose_identity
 
 ROLE = "app"
 """Who the fleet connects as: it owns the database and is no superuser, so every limit holds for it."""
-STREAM_SECONDS = 20.0
-POLL_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +69,8 @@ class Cluster:
         self._options = {"fsync": "on" if fsync else "off", **(options or {})}
         self._has_standby = standby
         self._servers: list[Server] = []
+        self._clocks: dict[str, Clock] = {}
+        self._library: Path | None = None
         self._lock = threading.RLock()
         self._steady = threading.RLock()
         self._protected = False
@@ -137,8 +105,17 @@ class Cluster:
             return None if succeeded else tail(output).strip()
 
         identity = choose_identity(data=self._folder / "a", folder=self._folder, probe=probe)
+        self._library = build_library()
+        if self._library is not None:
+            self._janitor.also(self._library.parent)
         for name in ("a", "b") if self._has_standby else ("a",):
-            server = Server(name, self._folder, binaries=binaries, identity=identity, options=self._options)
+            variables: Mapping[str, str] = {}
+            if self._library is not None:
+                self._clocks[name] = Clock(self._folder, name)
+                variables = self._clocks[name].preloaded(self._library)
+            server = Server(
+                name, self._folder, binaries=binaries, identity=identity, options=self._options, variables=variables
+            )
             self._servers.append(server)
             self._janitor.also(server.socket_folder)
         self.primary.create()
@@ -156,7 +133,11 @@ class Cluster:
             for server in reversed(self._servers):
                 server.close()
             self._servers.clear()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            for clock in self._clocks.values():
+                clock.close()
+            self._clocks.clear()
+            for place in (self._folder, *([self._library.parent] if self._library is not None else [])):
+                shutil.rmtree(place, ignore_errors=True)
             if self._janitor is not None:
                 self._janitor.dismiss()
                 self._janitor = None
@@ -212,7 +193,7 @@ class Cluster:
         """
         Hold off the killing part of a failover.
 
-        For what ends sessions: see gap 3 at the top. Not for longer than a moment.
+        For what ends sessions: see gap 3 of `replication`. Not for longer than a moment.
         """
         return self._steady
 
@@ -269,7 +250,7 @@ class Cluster:
             with contextlib.suppress(psycopg.Error):
                 session.execute("select 1")  # ends when the others have been ended, not before
             session.close()
-            self._until(self._answers, seconds=60.0, what="the crashed server answers again")
+            until(self._answers, seconds=60.0, what="the crashed server answers again")
             return time.monotonic() - begun
 
     def failover(self) -> Failover:
@@ -283,7 +264,7 @@ class Cluster:
             self.resume_standby()
             self.ensure_protected()
             with self._steady:
-                self._catch_up()
+                self._replication.catch_up()
                 killed = time.monotonic()
                 self.primary.kill_all()
             self._protected = False
@@ -297,7 +278,7 @@ class Cluster:
         """Stop the standby's receiver: from now on no commit comes back. `resume_standby` ends it."""
         with self._lock:
             self.ensure_protected()
-            processes.pause(self._receiver())
+            processes.pause(self._replication.receiver())
 
     def resume_standby(self) -> None:
         """Let the standby go on."""
@@ -305,6 +286,26 @@ class Cluster:
             for server in self._servers[1:]:
                 for pid in server.processes():
                     processes.resume(pid)
+
+    @property
+    def has_clocks(self) -> bool:
+        """Whether the servers' clocks can be set: where there is a C compiler."""
+        return bool(self._clocks)
+
+    def jump(self, seconds: float) -> None:
+        """
+        Have the primary's clock jump ahead, or back.
+
+        The standby's is its own: after a failover the time is another. Raises WorldError without `has_clocks`.
+        """
+        if not self._clocks:
+            raise WorldError("there is no C compiler here, so the servers' clocks can't be set")
+        self._clocks[self.primary.name].jump(seconds)
+
+    def set_clocks_right(self) -> None:
+        """Have both servers tell the true time."""
+        for clock in self._clocks.values():
+            clock.set(0.0)
 
     # What makes commits safe
 
@@ -333,7 +334,7 @@ class Cluster:
         self._servers.reverse()
         for callback in self._callbacks:
             callback(self.socket)
-        self._until(self._answers, seconds=30.0, what="the promoted server answers")
+        until(self._answers, seconds=30.0, what="the promoted server answers")
 
     def _answers(self) -> bool:
         with contextlib.suppress(psycopg.Error), self.admin() as session:
@@ -342,82 +343,18 @@ class Cluster:
 
     def _rebuild(self) -> None:
         self._protected = False
-        with self.admin() as session:
-            # Else commits would wait for a standby that isn't there.
-            self._wait_for("", session)
+        # Else commits would wait for a standby that isn't there.
+        self._replication.make_asynchronous()
         self.standby.copy(self.primary)
         self.standby.start()
         self.standby.be_durable()
         self._protect()
 
-    @staticmethod
-    def _wait_for(name: str, session: psycopg.Connection) -> None:
-        statement = sql.SQL("alter system set synchronous_standby_names = {}").format(sql.Literal(name))
-        session.execute(statement)
-        session.execute("select pg_reload_conf()")
-
     def _protect(self) -> None:
-        if not self.standby.is_running:
-            self.standby.start()
-        with self.admin() as session:
-            self._until(lambda: self._streams(session, "streaming"), what="the standby streams")
-            self._wait_for(self.standby.name, session)
-            self._until(lambda: self._streams(session, "sync"), what="the standby is synchronous")
-            self._until(lambda: self._prove(session), what="commits wait for the standby")
-        self._catch_up()
+        self.standby.start()
+        self._replication.make_synchronous()
         self._protected = True
 
-    @staticmethod
-    def _streams(session: psycopg.Connection, state: str) -> bool:
-        query = "select 1 from pg_stat_replication where state = 'streaming' and %s in (state, sync_state)"
-        return session.execute(query, (state,)).fetchone() is not None
-
-    def _prove(self, session: psycopg.Connection) -> bool:
-        """Whether a commit waits for the standby, as seen with one while the standby takes nothing."""
-        receiver = self._receiver()
-        with self.admin() as prober:
-            pid = prober.info.backend_pid
-            attempt = threading.Thread(
-                target=prober.execute, args=("select pg_logical_emit_message(true, 'chaos', 'probe')",), daemon=True
-            )
-            processes.pause(receiver)
-            try:
-                attempt.start()
-                query = "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s"
-                while attempt.is_alive():
-                    if session.execute(query, (pid,)).fetchone() == (True,):
-                        return True
-                    time.sleep(POLL_SECONDS)
-                return False
-            finally:
-                processes.resume(receiver)
-                attempt.join()
-
-    def _receiver(self) -> int:
-        with self.standby.connect("postgres") as session:
-            row = session.execute("select pid from pg_stat_wal_receiver").fetchone()
-        if row is None:
-            raise TimeoutError("the standby does not receive")
-        return int(row[0])
-
-    def _catch_up(self) -> None:
-        """Wait until the standby has flushed what the primary had when this was called."""
-        with self.admin() as session:
-            row = session.execute("select pg_current_wal_insert_lsn()").fetchone()
-            assert row is not None
-            query = "select 1 from pg_stat_replication where sync_state = 'sync' and flush_lsn >= %s::pg_lsn"
-
-            def has_it() -> bool:
-                # An asynchronous commit's WAL is flushed by the WAL writer in its own time; this has it flushed now.
-                session.execute("select pg_logical_emit_message(true, 'chaos', 'flush')")
-                return session.execute(query, row).fetchone() is not None
-
-            self._until(has_it, what="the standby has everything")
-
-    @staticmethod
-    def _until(holds: Callable[[], bool], *, what: str, seconds: float = STREAM_SECONDS) -> None:
-        deadline = time.monotonic() + seconds
-        while not holds():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {seconds:g} s in vain until {what}")
-            time.sleep(POLL_SECONDS)
+    @property
+    def _replication(self) -> Replication:
+        return Replication(self.primary, self.standby)

@@ -303,3 +303,25 @@ def test_a_clock_jumps_while_its_process_runs(world: World) -> None:
             assert steady > last
             last = steady
         teller.stdin.close()
+
+
+def test_a_servers_clock_jumps_while_it_runs_and_its_standbys_does_not(world: World) -> None:
+    def wrong_by() -> float:
+        with world.cluster.admin() as admin:
+            row = admin.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
+        assert row is not None
+        return float(row[0]) - time.time()
+
+    assert world.cluster.has_clocks
+    assert wrong_by() == pytest.approx(0, abs=10)
+    assert world.jump_server(7200)
+    assert wrong_by() == pytest.approx(7200, abs=10)
+    assert world.jump_server(-10_800)
+    assert wrong_by() == pytest.approx(-3600, abs=10)
+    write(world.entrance("writer"))
+    took = world.failover()
+    assert took is not None
+    assert wrong_by() == pytest.approx(0, abs=10)
+    world.heal()
+    assert world.failover() is not None
+    assert wrong_by() == pytest.approx(0, abs=10)

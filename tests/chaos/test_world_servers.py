@@ -79,6 +79,30 @@ def test_a_commit_waits_for_the_standby(cluster: Cluster, writers: Writers) -> N
     assert eventually(lambda: len(writers.acknowledged) > known)
 
 
+def test_a_timeout_does_not_end_that_wait_and_a_cancelled_one_is_caught_up_with(cluster: Cluster) -> None:
+    def waiting() -> list[int]:
+        with cluster.admin() as session:
+            query = "select pid from pg_stat_activity where usename = 'app' and wait_event = 'SyncRep'"
+            return [pid for (pid,) in session.execute(query).fetchall()]
+
+    notices: list[str | None] = []
+    with psycopg.connect(cluster.dsn, autocommit=True) as session:
+        session.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+        session.execute("set statement_timeout = '50ms'")
+        cluster.pause_standby()
+        writer = threading.Thread(target=session.execute, args=("insert into written values (-1, -1)",))
+        writer.start()
+        assert eventually(lambda: len(waiting()) == 1)
+        writer.join(0.3)
+        assert writer.is_alive()
+        with cluster.admin() as admin:
+            admin.execute("select pg_cancel_backend(%s)", (waiting()[0],))
+        writer.join(20)
+        assert notices == ["canceling wait for synchronous replication due to user request"]
+    cluster.failover()
+    assert (-1, -1) in kept(cluster)
+
+
 def test_every_way_to_end_the_primary_keeps_what_was_acknowledged(cluster: Cluster, writers: Writers) -> None:
     for hurt in (cluster.kill_postmaster, cluster.kill_all, cluster.crash, cluster.restart):
         assert writers.go_on()
