@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from chaos.plan import Fault
 from chaos.world import Outage, World
-from fencepost.embedded import EmbeddedPostgres
 
 
 class Ground(Protocol):
@@ -140,57 +136,3 @@ class WorldGround:
 def _table(fault: Fault) -> str:
     """Which table is locked: it goes by the moment, so that a replay does the same."""
     return ("pending", "leases", "jobs", "finished")[int(fault.at * 1000) % 4]
-
-
-class PlainGround:
-    """One embedded PostgreSQL without anything around it: for trying the runner itself."""
-
-    kinds = frozenset({"kill_postmaster", "outage"})
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._server = EmbeddedPostgres(folder / "data", options={"max_connections": "200", "fsync": "off"})
-
-    def start(self) -> None:
-        """Start the server."""
-        self._server.start()
-
-    def close(self) -> None:
-        """Stop the server."""
-        self._server.stop()
-
-    def migrated(self) -> None:
-        """Nothing."""
-
-    @property
-    def admin_dsn(self) -> str:
-        """Its address."""
-        return self._server.dsn
-
-    def address(self, name: str, *, pooled: bool = False) -> str:
-        """Its address."""
-        return self._server.dsn
-
-    def environment(self, name: str) -> dict[str, str]:
-        """Nothing."""
-        return {}
-
-    def inject(self, fault: Fault) -> float | None:
-        """Kill the postmaster, or stop the server for a while."""
-        action: Callable[[Fault], float] = {"kill_postmaster": self._kill, "outage": self._outage}[fault.kind]
-        return action(fault)
-
-    def heal(self) -> None:
-        """Nothing."""
-
-    def _kill(self, fault: Fault) -> float:
-        pid = int((self._folder / "data" / "postgres" / "postmaster.pid").read_text().split()[0])
-        os.kill(pid, signal.SIGKILL)
-        self._server.start()
-        return time.monotonic()
-
-    def _outage(self, fault: Fault) -> float:
-        self._server.stop()
-        time.sleep(fault.seconds)
-        self._server.start()
-        return time.monotonic()
