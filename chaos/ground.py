@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from chaos.plan import Fault
 from chaos.world import Outage, World
+
+
+MOVING_SECONDS = 6.0
+"""How long a fault that moves the server waits for another."""
 
 
 class Ground(Protocol):
@@ -61,11 +66,11 @@ class WorldGround:
     def __init__(self, folder: Path, *, seed: int) -> None:
         self.world = World(folder / "world", fsync=False, seed=seed)
         self._ways: dict[str, Callable[[Fault], Outage | None]] = {
-            "kill_postmaster": lambda fault: self._moved(self.world.kill_postmaster()),
-            "crash": lambda fault: self._moved(self.world.crash()),
-            "restart": lambda fault: self._moved(self.world.restart()),
-            "outage": lambda fault: self._moved(self.world.outage(fault.seconds)),
-            "failover": lambda fault: self._moved(self.world.failover()),
+            "kill_postmaster": lambda fault: self._moved(self.world.kill_postmaster),
+            "crash": lambda fault: self._moved(self.world.crash),
+            "restart": lambda fault: self._moved(self.world.restart),
+            "outage": lambda fault: self._moved(lambda: self.world.outage(fault.seconds)),
+            "failover": lambda fault: self._moved(self.world.failover),
             "pause_standby": lambda fault: self.world.stop_standby(fault.seconds),
             "terminate_backends": lambda fault: self._done(self.world.terminate_backends(fault.amount)),
             "cancel_backends": lambda fault: self._done(self.world.cancel_backends(fault.amount)),
@@ -122,10 +127,15 @@ class WorldGround:
         self.world.heal()
 
     @staticmethod
-    def _moved(outage: Outage | None) -> Outage:
-        if outage is None:
-            raise NotNow("another that moves the server was under way")
-        return outage
+    def _moved(move: Callable[[], Outage | None]) -> Outage:
+        """Those that move the server go on one at a time, so wait for the one that is under way; not for ever."""
+        deadline = time.monotonic() + MOVING_SECONDS
+        while time.monotonic() < deadline:
+            outage = move()
+            if outage is not None:
+                return outage
+            time.sleep(0.1)
+        raise NotNow("others that move the server were under way")
 
     @staticmethod
     def _done(what: object) -> None:
