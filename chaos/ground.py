@@ -10,7 +10,6 @@ from typing import Protocol
 from chaos.plan import Fault
 from chaos.world import Outage, World
 
-
 MOVING_SECONDS = 6.0
 """How long a fault that moves the server waits for another."""
 
