@@ -28,6 +28,8 @@ from fencepost.embedded.privileges import Identity, choose_identity
 ROLE = "app"
 """Who the fleet connects as: it owns the database and is no superuser, so every limit holds for it."""
 
+CRASH_SECONDS = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Failover:
@@ -243,14 +245,13 @@ class Cluster:
         """SIGKILL one backend: PostgreSQL ends all others and recovers by itself. The seconds until it answers."""
         with self._lock:
             self._protected = False
-            session = self.admin()
-            pid = session.info.backend_pid
-            begun = time.monotonic()
-            processes.send(pid, signal.SIGKILL)
-            with contextlib.suppress(psycopg.Error):
-                session.execute("select 1")  # ends when the others have been ended, not before
-            session.close()
-            until(self._answers, seconds=60.0, what="the crashed server answers again")
+            with contextlib.suppress(psycopg.Error), self.admin() as victim, self.admin() as witness:
+                begun = time.monotonic()
+                processes.send(victim.info.backend_pid, signal.SIGKILL)
+                # It goes on for as long as the postmaster hasn't noticed.
+                while time.monotonic() < begun + CRASH_SECONDS:
+                    witness.execute("select 1")
+            until(self._answers, seconds=CRASH_SECONDS, what="the crashed server answers again")
             return time.monotonic() - begun
 
     def failover(self) -> Failover:
