@@ -12,9 +12,10 @@ from pathlib import Path
 import click
 
 from chaos.broken import BREAKS
-from chaos.campaign import Campaign, Options, fault_seconds
+from chaos.campaign import Campaign
 from chaos.ground import WorldGround
 from chaos.injector import FLEET_KINDS
+from chaos.options import Options, fault_seconds
 from chaos.plan import KINDS, PRESETS, read_schedule
 from chaos.report import as_text, write_report
 from fencepost.cli.output import Advance, progress
@@ -71,16 +72,12 @@ def _run(options: Options, folder: Path, report: Path | None) -> bool:
     began = time.monotonic()
     total = round(options.minutes * 60)
     with progress(total, "chaos") as advance:
-        campaign = Campaign(options, folder, WorldGround(folder, seed=options.seed), _teller(advance, began, total))
+        campaign = Campaign(options, folder, WorldGround(folder, seed=options.seed), _Tell(advance, began, total))
         found = asyncio.run(campaign.run())
     for path in filter(None, (report, folder / "report.json")):
         write_report(found, path)
     click.echo(as_text(found))
     return found.ok
-
-
-def _teller(advance: Advance, began: float, total: int) -> _Tell:
-    return _Tell(advance, began, total)
 
 
 class _Tell:

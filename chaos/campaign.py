@@ -7,7 +7,6 @@ import contextlib
 import os
 import platform
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -18,30 +17,26 @@ from typing import Any
 
 import asyncpg
 import httpx2
-import msgspec
 
 import fencepost
 from chaos import evidence, probes
 from chaos.broken import broken_source
 from chaos.checks import check_all
-from chaos.evidence import Probe
+from chaos.evidence import Evidence, Probe
 from chaos.fleet import ROOT, Fleet, Member, MemberSpec, environments
 from chaos.ground import Ground
-from chaos.injector import FLEET_KINDS, Injector
+from chaos.injector import Injector
 from chaos.ledger import End, Start, SubmissionLedger, sync_all
 from chaos.measures import measure
 from chaos.observer import Observer
-from chaos.plan import KINDS, PRESETS, Rate, Schedule, draw_schedule, write_schedule
+from chaos.options import Options, fault_seconds, fleet_specs, pooling, rates
+from chaos.plan import Schedule, draw_schedule, write_schedule
 from chaos.report import Report
 from chaos.submitters import Submitters
-from fencepost.settings import Settings
 
 LEASE_SECONDS = 2.0
 RECOVERY_SECONDS = 0.5
 START_SECONDS = 40.0
-RESERVED_SECONDS = 42.0
-"""Of a run's time, what its start, the drain and the probes get."""
-SHORTEST_SECONDS = 10.0
 DRAIN_SECONDS = 60.0
 """After which what is left will never end. A healthy fleet takes a few seconds."""
 PROBE_SECONDS = 40.0
@@ -54,31 +49,6 @@ create table chaos.orders (key text primary key);
 grant usage on schema chaos to public;
 grant all on all tables in schema chaos to public;
 """
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for."""
-
-    seed: int
-    minutes: float
-    rate: float
-    preset: str = "mixed"
-    faults: tuple[str, ...] | None = None
-    """These kinds alone."""
-    broken: str | None = None
-    schedule: Schedule | None = None
-    """This one, rather than one drawn from the seed."""
-
-    @property
-    def replay(self) -> str:
-        """The command that does this again."""
-        parts = [f"python -m chaos --seed {self.seed} --minutes {self.minutes:g} --rate {self.rate:g}"]
-        parts.append(f"--preset {self.preset}")
-        if self.faults is not None:
-            parts.append(f"--faults {','.join(self.faults)}")
-        if self.broken is not None:
-            parts.append(f"--broken {self.broken}")
-        return " ".join(parts)
 
 
 Tell = Callable[[str], None]
@@ -107,7 +77,7 @@ class Campaign:
     async def run(self) -> Report:
         """All of it."""
         await asyncio.to_thread(self._ground.start)
-        fleet = Fleet([self._member(spec) for spec in fleet_specs(pooled=_pooling(self._ground))])
+        fleet = Fleet([self._member(spec) for spec in fleet_specs(pooled=pooling(self._ground))])
         telling = asyncio.create_task(self._keep_telling(fleet))
         try:
             return await self._on(fleet)
@@ -125,7 +95,9 @@ class Campaign:
         schedule = self._schedule(fleet)
         write_schedule(schedule, self._folder / "schedule.json")
         self._submitters = submitters = self._make_submitters(fleet)
-        self._injector = injector = Injector(fleet, self._ground, submitters.hand_in)
+        self._injector = injector = Injector(
+            fleet, self._ground, ledger_folder=self._ledger_folder, hand_in=submitters.hand_in
+        )
         observing = asyncio.create_task(self._observer.run())
         self._phase = "faults"
         await asyncio.gather(submitters.run(schedule.seconds, self._options.rate), injector.run(schedule))
@@ -201,7 +173,7 @@ class Campaign:
     def _schedule(self, fleet: Fleet) -> Schedule:
         if self._options.schedule is not None:
             return self._options.schedule
-        kinds = self._ground.kinds if _pooling(self._ground) else self._ground.kinds - {"kill_pooler"}
+        kinds = self._ground.kinds if pooling(self._ground) else self._ground.kinds - {"kill_pooler"}
         return draw_schedule(
             self._options.seed,
             fault_seconds(self._options.minutes),
@@ -264,6 +236,9 @@ class Campaign:
             )
         finally:
             await connection.close()
+        return self._report(fleet, schedule, gathered, version)
+
+    def _report(self, fleet: Fleet, schedule: Schedule, gathered: Evidence, version: str) -> Report:
         injector, submitters = self._injector, self._submitters
         return Report(
             fencepost=fencepost.__version__,
@@ -308,54 +283,3 @@ class Campaign:
 def _answers(submitters: Submitters) -> Probe:
     said = "No request was refused for good."
     return Probe("nothing_refused", said, submitters.total, tuple(submitters.refusals))
-
-
-def fault_seconds(minutes: float) -> float:
-    """How long faults are injected in a run that is to take so long in all."""
-    return max(SHORTEST_SECONDS, minutes * 60 - RESERVED_SECONDS)
-
-
-def _pooling(ground: Ground) -> bool:
-    """Whether a worker can go through a pooler in transaction mode: there is one, and fencepost knows of it."""
-    return "kill_pooler" in ground.kinds and "database_pooler" in Settings.__struct_fields__
-
-
-def fleet_specs(*, pooled: bool) -> list[MemberSpec]:
-    """Who belongs to the fleet. Ports are chosen now."""
-    apis = [
-        MemberSpec(
-            name=f"a{number}",
-            role="api",
-            arguments=("serve", "chaos.jobs:app", "--workers", "0", "--http-addr", f"127.0.0.1:{port}"),
-            port=port,
-        )
-        for number, port in enumerate(_free_ports(2), 1)
-    ]
-    work = ("worker", "chaos.jobs:app", "--workers", "8")
-    return [
-        *apis,
-        MemberSpec(name="w1", role="worker", arguments=work),
-        MemberSpec(name="w2", role="worker", arguments=work),
-        MemberSpec(name="w3", role="worker", arguments=(*work, "--processes", "2"), processes=2),
-        *([MemberSpec(name="w4", role="worker", arguments=work, pooled=True)] if pooled else []),
-    ]
-
-
-def rates(options: Options, ground_kinds: frozenset[str]) -> dict[str, Rate]:
-    """The faults that are asked for and can be done here."""
-    asked = dict(PRESETS[options.preset])
-    if options.faults is not None:
-        asked = {kind: asked.get(kind, KINDS[kind]) for kind in options.faults}
-    possible = FLEET_KINDS | ground_kinds | ({"isolate"} if "refuse" in ground_kinds else set())
-    return {kind: rate for kind, rate in asked.items() if kind in possible}
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

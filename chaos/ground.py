@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,9 @@ from typing import Protocol
 
 from chaos.plan import Fault
 from chaos.world import Outage, World
-from fencepost.embedded import EmbeddedPostgres
+
+MOVING_SECONDS = 6.0
+"""How long a fault that moves the server waits for another."""
 
 
 class Ground(Protocol):
@@ -65,11 +65,11 @@ class WorldGround:
     def __init__(self, folder: Path, *, seed: int) -> None:
         self.world = World(folder / "world", fsync=False, seed=seed)
         self._ways: dict[str, Callable[[Fault], Outage | None]] = {
-            "kill_postmaster": lambda fault: self._moved(self.world.kill_postmaster()),
-            "crash": lambda fault: self._moved(self.world.crash()),
-            "restart": lambda fault: self._moved(self.world.restart()),
-            "outage": lambda fault: self._moved(self.world.outage(fault.seconds)),
-            "failover": lambda fault: self._moved(self.world.failover()),
+            "kill_postmaster": lambda fault: self._moved(self.world.kill_postmaster),
+            "crash": lambda fault: self._moved(self.world.crash),
+            "restart": lambda fault: self._moved(self.world.restart),
+            "outage": lambda fault: self._moved(lambda: self.world.outage(fault.seconds)),
+            "failover": lambda fault: self._moved(self.world.failover),
             "pause_standby": lambda fault: self.world.stop_standby(fault.seconds),
             "terminate_backends": lambda fault: self._done(self.world.terminate_backends(fault.amount)),
             "cancel_backends": lambda fault: self._done(self.world.cancel_backends(fault.amount)),
@@ -126,10 +126,15 @@ class WorldGround:
         self.world.heal()
 
     @staticmethod
-    def _moved(outage: Outage | None) -> Outage:
-        if outage is None:
-            raise NotNow("another that moves the server was under way")
-        return outage
+    def _moved(move: Callable[[], Outage | None]) -> Outage:
+        """Those that move the server go on one at a time, so wait for the one that is under way; not for ever."""
+        deadline = time.monotonic() + MOVING_SECONDS
+        while time.monotonic() < deadline:
+            outage = move()
+            if outage is not None:
+                return outage
+            time.sleep(0.1)
+        raise NotNow("others that move the server were under way")
 
     @staticmethod
     def _done(what: object) -> None:
@@ -140,57 +145,3 @@ class WorldGround:
 def _table(fault: Fault) -> str:
     """Which table is locked: it goes by the moment, so that a replay does the same."""
     return ("pending", "leases", "jobs", "finished")[int(fault.at * 1000) % 4]
-
-
-class PlainGround:
-    """One embedded PostgreSQL without anything around it: for trying the runner itself."""
-
-    kinds = frozenset({"kill_postmaster", "outage"})
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._server = EmbeddedPostgres(folder / "data", options={"max_connections": "200", "fsync": "off"})
-
-    def start(self) -> None:
-        """Start the server."""
-        self._server.start()
-
-    def close(self) -> None:
-        """Stop the server."""
-        self._server.stop()
-
-    def migrated(self) -> None:
-        """Nothing."""
-
-    @property
-    def admin_dsn(self) -> str:
-        """Its address."""
-        return self._server.dsn
-
-    def address(self, name: str, *, pooled: bool = False) -> str:
-        """Its address."""
-        return self._server.dsn
-
-    def environment(self, name: str) -> dict[str, str]:
-        """Nothing."""
-        return {}
-
-    def inject(self, fault: Fault) -> float | None:
-        """Kill the postmaster, or stop the server for a while."""
-        action: Callable[[Fault], float] = {"kill_postmaster": self._kill, "outage": self._outage}[fault.kind]
-        return action(fault)
-
-    def heal(self) -> None:
-        """Nothing."""
-
-    def _kill(self, fault: Fault) -> float:
-        pid = int((self._folder / "data" / "postgres" / "postmaster.pid").read_text().split()[0])
-        os.kill(pid, signal.SIGKILL)
-        self._server.start()
-        return time.monotonic()
-
-    def _outage(self, fault: Fault) -> float:
-        self._server.stop()
-        time.sleep(fault.seconds)
-        self._server.start()
-        return time.monotonic()

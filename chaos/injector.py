@@ -9,17 +9,19 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
 
 from chaos.fleet import Fleet, Member
 from chaos.ground import Ground
+from chaos.ledger import under_way
 from chaos.plan import Fault, Schedule
 
 LINGERING = 16
 """Jobs that are handed in for a worker that is about to be cut off to have some of."""
-LINGER_SECONDS = 0.6
-"""How long after that it is cut off: they have started then, and not ended."""
+LINGER_SECONDS = 4.0
+"""How long it is waited for them to start there. They take half a lease."""
 FLEET_KINDS = frozenset({"kill", "kill_group", "kill_api", "stop", "stop_long", "stop_api", "terminate"})
 """What is done to processes; all else is the ground's."""
 
@@ -42,9 +44,12 @@ class Injected(msgspec.Struct, kw_only=True):
 class Injector:
     """Carries faults out, each at its time; they overlap as they come."""
 
-    def __init__(self, fleet: Fleet, ground: Ground, hand_in: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, fleet: Fleet, ground: Ground, *, ledger_folder: Path, hand_in: Callable[[str, int], None]
+    ) -> None:
         self._fleet = fleet
         self._ground = ground
+        self._ledger_folder = ledger_folder
         self._hand_in = hand_in
         self._stopped: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,7 +152,13 @@ class Injector:
         So when it is back it has outcomes to write of jobs that others have by then.
         """
         self._hand_in("linger", LINGERING)
-        await asyncio.sleep(LINGER_SECONDS)
+        member = self._fleet.members[one.fault.target]
+        deadline = time.monotonic() + LINGER_SECONDS
+        while sum(under_way(self._ledger_folder, pid, "linger") for pid in member.family()) < 2:
+            if time.monotonic() > deadline:
+                one.error = "it got none of the jobs"
+                return
+            await asyncio.sleep(0.05)
         await asyncio.to_thread(self._ground.inject, msgspec.structs.replace(one.fault, kind="refuse"))
 
     async def _terminate(self, one: Injected, member: Member) -> None:

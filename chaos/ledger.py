@@ -90,6 +90,8 @@ class End(Record, frozen=True, tag="end"):
     monotonic: float
 
 
+_TAIL_BYTES = 32_768
+
 Submission = Intent | Ack | RolledBack | CancelAck
 AttemptRecord = Start | End
 T = TypeVar("T")
@@ -164,6 +166,23 @@ def read_attempts(folder: Path) -> list[AttemptRecord]:
     """All starts and ends of all processes."""
     decoder = msgspec.json.Decoder(AttemptRecord)
     return [record for path in sorted(folder.glob("attempts-*.log")) for record in _read(path, decoder)]
+
+
+def under_way(folder: Path, pid: int, script: str) -> int:
+    """How many first attempts with this script a process has started, as its ledger ends, and not ended."""
+    decoder = msgspec.json.Decoder(AttemptRecord)
+    going: set[str] = set()
+    for path in folder.glob(f"attempts-{pid}-*.log"):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            # The first line may be half a one, and the last not whole yet.
+            lines = file.read().split(b"\n")[1 if file.tell() > _TAIL_BYTES else 0 : -1]
+        for record in map(decoder.decode, lines):
+            if isinstance(record, End):
+                going.discard(record.job)
+            elif record.script == script and record.token == 1:
+                going.add(record.job)
+    return len(going)
 
 
 def sync_all(folder: Path) -> None:

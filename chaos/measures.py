@@ -13,26 +13,8 @@ from chaos.ledger import Start
 
 KILLS = frozenset({"kill", "kill_group"})
 RESTART_BAR_SECONDS = 5.0
-_OF_THE_DATABASE = frozenset(
-    {
-        "kill_postmaster",
-        "crash",
-        "restart",
-        "outage",
-        "failover",
-        "read_only",
-        "disk_full",
-        "timeouts",
-        "lock_table",
-        "lock_rows",
-        "connection_limit",
-        "pause_standby",
-        "stop_backend",
-        "terminate_backends",
-        "cancel_backends",
-    }
-)
-"""What holds everybody up. A recovery that such a fault overlaps is counted apart."""
+BEFORE_SECONDS = 1.5
+"""A fault that was over so long before holds nothing up any more."""
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +30,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them. What other faults of the database overlap is counted apart."""
+    """All of them. What other faults overlap is counted apart: they may be why it took long."""
 
     given_back: Spread
     """From the kill of a worker until the jobs it ran were pending again, or dead letters."""
@@ -64,14 +46,14 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 def measure(evidence: Evidence, injected: list[Injected], *, recovery_seconds: float) -> Measures:
     """Work them out."""
     bar = evidence.lease_seconds + recovery_seconds
-    faults = [one for one in injected if one.fault.kind in _OF_THE_DATABASE and one.error is None]
+    faults = [one for one in injected if one.error is None]
     under_way = _Attempts(evidence)
     back: _Halves = ([], [])
     again: _Halves = ([], [])
     for one in injected:
         if one.fault.kind not in KILLS:
             continue
-        apart = any(other.began < one.began + bar and other.over > one.began - bar for other in faults)
+        apart = _overlapped(one, faults, one.began, one.began + bar)
         for start in under_way.at(one.began, one.killed):
             back[apart].extend(under_way.given_back(start, one.began))
             for seconds, direct in under_way.started_again(start, one.began):
@@ -140,9 +122,16 @@ class _Attempts:
         return [(first.monotonic - killed_at, first.token == start.token + 1)]
 
 
+def _overlapped(one: Injected, faults: list[Injected], begin: float, end: float) -> bool:
+    """Whether another fault was there in that time."""
+    return any(other is not one and other.began < end and other.over > begin - BEFORE_SECONDS for other in faults)
+
+
 def _restarts(faults: list[Injected], evidence: Evidence) -> _Halves:
     moments = sorted(record.monotonic for record in evidence.attempts if isinstance(record, Start))
     found: _Halves = ([], [])
+    # One worker of several that is killed holds the first job up by nothing.
+    faults = [one for one in faults if one.fault.kind not in KILLS]
     for one in faults:
         if one.accepted is None:
             continue
@@ -152,7 +141,7 @@ def _restarts(faults: list[Injected], evidence: Evidence) -> _Halves:
         if place == len(moments) or moments[place] > again:
             continue
         until = one.accepted + RESTART_BAR_SECONDS
-        apart = any(other is not one and other.began < until and other.over > one.accepted for other in faults)
+        apart = _overlapped(one, faults, one.accepted, until)
         found[apart].append(moments[place] - one.accepted)
     return found
 

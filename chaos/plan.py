@@ -113,6 +113,11 @@ PRESETS: dict[str, dict[str, Rate]] = {
         "kill_api": Rate(every=30, on="apis"),
         "swallow": Rate(every=30, on="clients", seconds=(3.0, 8.0)),
     },
+    "recovery": {
+        "kill": Rate(every=6, on="workers"),
+        "kill_postmaster": Rate(every=30),
+        "outage": Rate(every=60, seconds=(10.0, 10.0)),
+    },
     "calm": {},
 }
 """Named mixtures of faults."""

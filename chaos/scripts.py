@@ -38,7 +38,7 @@ SCRIPTS: dict[str, Script] = {
     for script in (
         Script(name="quick", weight=46),
         Script(name="probe", weight=0),
-        Script(name="linger", weight=0.5),
+        Script(name="linger", weight=0.5, priority=(100, 100)),
         Script(name="plain", weight=10, type="play_plain"),
         Script(name="slow", weight=3),
         Script(name="retry", weight=6, times=(1, 3)),

@@ -22,7 +22,7 @@ from fencepost import Unique
 
 DOORS = {"http": 46, "bulk": 3, "library": 20, "sql": 16, "rollback": 5}
 """How often each is used. A bulk request carries `BULK` jobs."""
-BULK = (5, 20)
+BULK = (10, 60)
 ANSWER_SECONDS = 5.0
 PAUSE_SECONDS = 0.1
 AT_ONCE = 96

@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from chaos.ledger import Ack, AttemptLedger, End, Intent, Start, SubmissionLedger, read_attempts, read_submissions
+from chaos.ledger import (
+    Ack,
+    AttemptLedger,
+    End,
+    Intent,
+    Start,
+    SubmissionLedger,
+    read_attempts,
+    read_submissions,
+    under_way,
+)
 
 START = Start("job", 1, 1, "quick", 5, 10.0, 1.0, 4)
 END = End("job", 1, "ok", 5, 11.0, 2.0)
@@ -42,6 +52,19 @@ def test_a_line_that_a_kill_cut_in_two_is_passed_over(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'["start","job",2')
     assert read_attempts(tmp_path) == [START]
+
+
+def test_what_a_process_is_at_is_read_from_the_end_of_its_ledger(tmp_path: Path) -> None:
+    attempts = AttemptLedger(tmp_path)
+    for number in range(400):
+        attempts.write(Start(f"job {number}", 1, 1, "linger", os.getpid(), 10.0, 1.0, 4))
+        attempts.write(End(f"job {number}", 1, "ok", os.getpid(), 11.0, 2.0))
+    assert under_way(tmp_path, os.getpid(), "linger") == 0
+    attempts.write(START)
+    attempts.write(Start("again", 2, 2, "linger", os.getpid(), 10.0, 1.0, 4))
+    attempts.write(Start("going", 1, 1, "linger", os.getpid(), 10.0, 1.0, 4))
+    assert under_way(tmp_path, os.getpid(), "linger") == 1
+    assert under_way(tmp_path, os.getpid() + 1, "linger") == 0
 
 
 async def test_an_acknowledgement_counts_once_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.campaign import Options, rates
 from chaos.injector import FLEET_KINDS
+from chaos.options import Options, rates
 from chaos.plan import KINDS, PRESETS, Rate, Schedule, draw_schedule, read_schedule, write_schedule
 
 WORKERS, APIS = ("w1", "w2", "w3"), ("a1", "a2")
