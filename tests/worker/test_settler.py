@@ -124,6 +124,22 @@ async def test_large_results_are_spread_over_several_statements() -> None:
         assert [len(batch) for _, batch in at.store.calls] == [1, 2, 2, 1, 1]
 
 
+async def test_a_batch_that_is_too_much_for_the_server_is_halved_until_it_is_not() -> None:
+    """It cancels the statement for taking too long: the same again would never end otherwise."""
+    async with settling() as at:
+        too_much = DatabaseUnavailable("canceling statement due to statement timeout")
+        at.store.refuse = lambda tried: too_much if len(tried) > 50 else None
+        batch = [at.put() for _ in range(300)]
+        await within(15, at.settler.flush())
+        assert [outcome for outcome, _ in at.reports] == batch
+        at.store.refuse = lambda tried: None
+        at.store.calls.clear()
+        for _ in range(BATCH):
+            at.put()
+        await within(2, at.settler.flush())
+        assert len(at.store.calls) <= 8, "it grows again"
+
+
 async def test_a_fault_that_is_not_the_outcomes_is_waited_out_and_nothing_is_given_up() -> None:
     """A missing right, say: the batch is tried apart, each until it is written."""
     async with settling() as at:

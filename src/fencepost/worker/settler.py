@@ -75,6 +75,8 @@ class Settler:
         self._doubtful: set[Attempt] = set()
         """Written perhaps: nobody heard."""
         self._pausing = False
+        self._most = BATCH
+        """How many go into one statement just now: fewer with each failure, should there be too many for the server."""
         self._has_large = False
         """Whether there was ever a result that makes batches too long if there are many like it."""
         self.is_full = False
@@ -102,7 +104,7 @@ class Settler:
             # They can't be written just now, and a claim need not fail with them.
             return []
         waiting = self._waiting.pop(queue_id, [])
-        count = BATCH if not self._has_large else _how_many(waiting)
+        count = self._most if not self._has_large else min(self._most, _how_many(waiting))
         if len(waiting) > count:
             # To the end of the line, so that a busy queue can't hold up the others.
             self._waiting[queue_id] = waiting[count:]
@@ -170,8 +172,10 @@ class Settler:
             try:
                 await self._write_next()
                 failures = 0
+                self._most = min(BATCH, 2 * self._most)
             except Exception as error:
                 failures += 1
+                self._most = max(1, self._most // 2)
                 self._pulse.failed(error)
                 pause = min(0.05 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
                 reason = {"reason": first_line(error), "retry_in_seconds": round(pause, 3)}
