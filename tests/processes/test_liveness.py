@@ -89,7 +89,7 @@ def test_a_worker_process_that_stands_still_or_is_gone_is_told(database_url: str
         try:
             wait_until(lambda: service.call("GET", "/readyz").status == 503, 40, "not ready")
             answer = service.call("GET", "/readyz")
-            assert answer.headers["X-Error-Code"] == "not_ready"
+            assert answer.headers["x-error-code"] == "not_ready"
             assert "the worker process (number 2, which runs jobs) has not come round since" in json.dumps(answer.body)
             assert service.metric('loop_stuck{loop="worker_process"}') == 1
             (line,) = service.events("a loop is stuck")
@@ -107,7 +107,7 @@ def test_a_worker_process_that_stands_still_or_is_gone_is_told(database_url: str
         os.kill(second, signal.SIGKILL)
         wait_until(lambda: service.call("GET", "/readyz").status == 503, 40, "not ready")
         body = json.dumps(service.call("GET", "/readyz").body)
-        assert "number 2, which runs jobs" in body
+        assert re.search(r"number \d, which runs jobs", body)
         assert "it ended by itself: exit code 3" in body
         (tmp_path / "broken").unlink()
         wait_until(lambda: service.call("GET", "/readyz").status == 200, 60, "ready again")
@@ -123,7 +123,7 @@ def test_a_process_that_stood_still_longer_than_a_lease_stops_its_handler_at_onc
         "from pathlib import Path\n"
         "from fencepost import Fencepost\n"
         "app = Fencepost()\n"
-        "@app.job(timeout='1h')\n"
+        "@app.job(timeout=3600)\n"
         "async def ticking():\n"
         "    file = Path(__file__).parent / f'ticks-{os.getpid()}'\n"
         "    while not (Path(__file__).parent / 'release').exists():\n"

@@ -12,9 +12,9 @@ import pytest
 from fencepost.domain import outcome as outcomes
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
-from fencepost.errors import DatabaseUnavailable
+from fencepost.errors import DatabaseUnavailable, SchemaMismatch
 from fencepost.worker.attempt import Attempt
-from fencepost.worker.settler import BATCH, Settler
+from fencepost.worker.settler import BATCH, BATCH_BYTES, Settler
 
 from .support import make_lease, wait_until, within
 
@@ -29,6 +29,7 @@ class Store:
     def __init__(self) -> None:
         self.calls: list[tuple[int, list[Outcome]]] = []
         self.kept: list[Outcome] = []
+        self.apart: list[Outcome] = []
         self.refuse: Callable[[list[Outcome]], BaseException | None] = lambda batch: None
         self.lost: set[UUID] = set()
         self.gate: asyncio.Event | None = None
@@ -44,10 +45,14 @@ class Store:
         return [None if one.id in self.lost else one.status for one in batch]
 
     async def settle_apart(self, queue_id: int, outcome: Outcome, /) -> Status | None:
-        raise AssertionError("no attempt here completes in a transaction of its handler's")
+        self.apart.append(outcome)
+        error = self.refuse([outcome])
+        if error is not None:
+            raise error
+        return outcome.status
 
     async def completed(self, queue_id: int, ended: Sequence[Key], /) -> set[Key]:
-        raise AssertionError("no attempt here completes in a transaction of its handler's")
+        return set()
 
     async def written(self, queue_id: int, outcome: Outcome, /) -> Status | None:
         raise AssertionError("no attempt here completes in a transaction of its handler's")
@@ -103,6 +108,70 @@ async def test_a_busy_queue_does_not_hold_up_another() -> None:
         at.store.gate.set()
         await within(2, at.settler.flush())
         assert [queue_id for queue_id, _ in at.store.calls] == [1, 2, 1, 1]
+
+
+async def test_large_results_are_spread_over_several_statements() -> None:
+    async with settling() as at:
+        at.store.gate = asyncio.Event()
+        at.put()
+        await wait_until(lambda: at.store.calls, 1)
+        size = BATCH_BYTES * 2 // 5
+        for _ in range(5):
+            at.put(b"x" * size)
+        at.put(b"x" * (2 * BATCH_BYTES))
+        at.store.gate.set()
+        await within(2, at.settler.flush())
+        assert [len(batch) for _, batch in at.store.calls] == [1, 2, 2, 1, 1]
+
+
+async def test_a_batch_that_is_too_much_for_the_server_is_halved_until_it_is_not() -> None:
+    """It cancels the statement for taking too long: the same again would never end otherwise."""
+    async with settling() as at:
+        too_much = DatabaseUnavailable("canceling statement due to statement timeout")
+        at.store.refuse = lambda tried: too_much if len(tried) > 50 else None
+        batch = [at.put() for _ in range(300)]
+        await within(15, at.settler.flush())
+        assert [outcome for outcome, _ in at.reports] == batch
+        at.store.refuse = lambda tried: None
+        at.store.calls.clear()
+        for _ in range(BATCH):
+            at.put()
+        await within(2, at.settler.flush())
+        assert len(at.store.calls) <= 8, "it grows again"
+
+
+async def test_a_fault_that_is_not_the_outcomes_is_waited_out_and_nothing_is_given_up() -> None:
+    """A missing right, say: the batch is tried apart, each until it is written."""
+    async with settling() as at:
+        at.store.refuse = lambda tried: SchemaMismatch("in the middle of a migration")
+        batch = [at.put() for _ in range(5)]
+        await wait_until(lambda: len(at.store.apart) >= 3, 5)
+        assert not at.reports
+        at.store.refuse = lambda tried: None
+        await within(5, at.settler.flush())
+        assert sorted(outcome.id for outcome, _ in at.reports) == sorted(one.id for one in batch)
+        assert {status for _, status in at.reports} == {Status.COMPLETED}
+        assert all(outcome.result == b"1" for outcome, _ in at.reports), "it wasn't stripped"
+
+
+async def test_whoever_is_told_of_an_end_can_not_keep_the_others_from_being_told() -> None:
+    store = Store()
+    told: list[UUID] = []
+
+    def settled(attempt: Attempt, outcome: Outcome, status: Status | None) -> None:
+        told.append(outcome.id)
+        if len(told) == 1:
+            raise RuntimeError("a fault of somebody's")
+
+    settler = Settler(store, settled=settled)
+    task = asyncio.create_task(settler.run())
+    for _ in range(3):
+        attempt = Attempt(make_lease())
+        settler.put(attempt, outcomes.succeeded(attempt.lease, None))
+    await within(2, settler.flush())
+    assert (len(told), task.done()) == (3, False)
+    task.cancel()
+    await asyncio.wait([task])
 
 
 @pytest.mark.parametrize("position", [0, 25, 49])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fencepost.app import Fencepost
 from fencepost.domain.context import Context
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
@@ -21,6 +22,7 @@ from fencepost.telemetry.pulses import troubles
 from fencepost.worker import maintenance, pruner, settler, vitals
 from fencepost.worker.worker import Worker
 
+from .process_jobs import TYPES
 from .proxy import Proxy
 from .support import Bench, Tally, records, wait_until
 
@@ -342,6 +344,72 @@ async def test_a_lease_that_was_really_lost_still_counts_as_lost(bench: Bench) -
     await wait_until(lambda: tally.endings, 8)
     assert tally.endings == {(Ending.LOST, None): 1}
     store.settle, store.turn = settle, turn
+
+
+# --- cut off for longer than a lease
+
+
+@pytest.mark.parametrize("how", ["refused", "silent"])
+async def test_handlers_of_every_kind_stop_when_the_lease_can_not_be_renewed(
+    bench: Bench, proxy: Proxy, how: str
+) -> None:
+    """An async one is cancelled, a thread is told, a child is killed, one that won't stop is left to itself."""
+    lease = 1.5
+    stopped: dict[str, float] = {}
+    release = threading.Event()
+
+    @bench.job("async")
+    async def waits(context: Context, payload: Any) -> None:
+        try:
+            await asyncio.sleep(60 if context.attempt == 1 else 0)
+        finally:
+            stopped.setdefault("async", time.monotonic())
+
+    @bench.job("thread")
+    def in_thread(context: Context, payload: Any) -> None:
+        while context.attempt == 1 and not context.cancelled and not release.wait(0.01):
+            pass
+        stopped.setdefault("thread", time.monotonic())
+
+    @bench.job("stubborn")
+    async def stubborn(context: Context, payload: Any) -> str:
+        while context.attempt == 1 and not release.is_set():
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                stopped.setdefault("stubborn", time.monotonic())
+        return "stale" if context.attempt == 1 else "fresh"
+
+    app_types = {**bench.app.types, "sleeps": TYPES["sleeps"]}
+    bench.app = Fencepost()
+    bench.app.types.update(app_types)
+    tally = Tally()
+    worker = await bench.start(
+        dsn=proxy.url, events=tally, workers=5, lease_seconds=lease, lease_extension=True, recovery_interval_seconds=0.2
+    )
+    ids = [await bench.enqueue(name) for name in ("async", "thread", "stubborn")]
+    child_id = await bench.enqueue("sleeps", 60.0, max_attempts=1)
+    await wait_until(lambda: worker.running == 4, 8)
+    await wait_until(lambda: any(one.remote is not None for one in worker._executor.running), 5)
+    await asyncio.sleep(lease)
+    cut_at = time.monotonic()
+    (proxy.cut if how == "refused" else proxy.swallow)()
+    await wait_until(lambda: len(stopped) == 3, 3 * lease + 5, "all to stop")
+    await wait_until(lambda: all(one.remote is None for one in worker._executor.running), 5, "the child to be killed")
+    # The last renewal was before the cut, so nothing may run longer than a lease after that, but for a moment.
+    ran_on = {name: round(at - cut_at, 3) for name, at in stopped.items()}
+    print(f"stopped after {ran_on}, of a lease of {lease} s")
+    assert max(ran_on.values()) < lease + 0.75
+    proxy.restore()
+    # What is stale is not applied; the worker claims what came back, beside the one that won't stop.
+    jobs = await bench.finished(*ids, seconds=20)
+    assert [(job.status, job.attempts) for job in jobs] == [(Status.COMPLETED, 2)] * 3
+    assert bytes(jobs[2].result or b"") == b'"fresh"'
+    assert (await bench.ended(child_id)).status is Status.DEAD_LETTER
+    release.set()
+    await wait_until(lambda: worker.running == 0, 8)
+    assert bytes((await bench.get(ids[2])).result or b"") == b'"fresh"'
+    assert tally.endings[Ending.LOST, None] == 4
 
 
 # --- telling what is stuck

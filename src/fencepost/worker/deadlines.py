@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Collection
 
 from fencepost.worker.attempt import Attempt
+
+log = logging.getLogger("fencepost.worker")
 
 
 class Deadlines:
@@ -41,10 +44,14 @@ class Deadlines:
         now = time.monotonic()
         for attempt in list(self._running):
             if attempt.deadline <= now:
-                with self._lock:
-                    # Once more: it may have been extended since the line above.
-                    if attempt.deadline <= now:
-                        self._time_up(attempt)
+                try:
+                    with self._lock:
+                        # Once more: it may have been extended since the line above.
+                        if attempt.deadline <= now:
+                            self._time_up(attempt)
+                except Exception:
+                    # Without the next look no attempt would ever be timed out again.
+                    log.exception("fault while timing out an attempt", extra={"job_id": str(attempt.lease.id)})
         self._check, self.next = None, math.inf
         waiting = [attempt.deadline for attempt in self._running if attempt.deadline > now]
         if waiting:

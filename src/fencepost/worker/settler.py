@@ -28,6 +28,8 @@ from fencepost.worker.attempt import Attempt
 log = logging.getLogger("fencepost.worker")
 
 BATCH = 500
+BATCH_BYTES = 16 << 20
+"""About how much of results goes along in one statement; PostgreSQL's own limit is at 256 MB."""
 MOST_UNWRITTEN = 10 * BATCH
 """With more than that nothing is claimed: their jobs could end no better."""
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -73,6 +75,10 @@ class Settler:
         self._doubtful: set[Attempt] = set()
         """Written perhaps: nobody heard."""
         self._pausing = False
+        self._most = BATCH
+        """How many go into one statement just now: fewer with each failure, should there be too many for the server."""
+        self._has_large = False
+        """Whether there was ever a result that makes batches too long if there are many like it."""
         self.is_full = False
         """Whether too many wait to be written."""
 
@@ -82,6 +88,8 @@ class Settler:
             self._pulse.wake()
             self._idle.clear()
         self._unwritten += 1
+        if outcome.result is not None and len(outcome.result) > BATCH_BYTES // BATCH:
+            self._has_large = True
         if self._unwritten > MOST_UNWRITTEN:
             self.is_full = True
         if attempt.completing:
@@ -96,10 +104,11 @@ class Settler:
             # They can't be written just now, and a claim need not fail with them.
             return []
         waiting = self._waiting.pop(queue_id, [])
-        if len(waiting) > BATCH:
+        count = self._most if not self._has_large else min(self._most, _how_many(waiting))
+        if len(waiting) > count:
             # To the end of the line, so that a busy queue can't hold up the others.
-            self._waiting[queue_id] = waiting[BATCH:]
-        return waiting[:BATCH]
+            self._waiting[queue_id] = waiting[count:]
+        return waiting[:count]
 
     def give_back(self, queue_id: int, batch: list[Ended], *, is_doubtful: bool = False) -> None:
         """It could not be written, or not like this; or perhaps it was, when *is_doubtful*."""
@@ -163,8 +172,10 @@ class Settler:
             try:
                 await self._write_next()
                 failures = 0
+                self._most = min(BATCH, 2 * self._most)
             except Exception as error:
                 failures += 1
+                self._most = max(1, self._most // 2)
                 self._pulse.failed(error)
                 pause = min(0.05 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
                 reason = {"reason": first_line(error), "retry_in_seconds": round(pause, 3)}
@@ -251,3 +262,13 @@ class Settler:
             log.exception("an outcome can't be written; its lease will expire", extra={"job_id": str(outcome.id)})
             statuses = [None]
         self.report([(attempt, stripped)], statuses)
+
+
+def _how_many(waiting: list[Ended]) -> int:
+    """How many of these go into one statement: at least one, and not too many bytes."""
+    total = 0
+    for count, (_, outcome) in enumerate(waiting[:BATCH]):
+        total += len(outcome.result or b"")
+        if total > BATCH_BYTES and count:
+            return count
+    return BATCH
