@@ -16,7 +16,7 @@ from fencepost.errors import KeyConflict
 from fencepost.store.database import Database
 from fencepost.store.enqueueing import Enqueued, encode_jobs, enqueue_sql, read_answer
 from fencepost.store.hints import Hints
-from fencepost.store.jobs import Jobs
+from fencepost.store.jobs import RACE_ROUNDS, Jobs
 from fencepost.store.queues import Queues
 from fencepost.store.retention import Keep, Retention
 from fencepost.store.workers import WorkerStore
@@ -398,7 +398,8 @@ async def test_a_deadlock_with_somebody_elses_transaction_is_tried_again(
     assert [entry.effect for entry in await asyncio.wait_for(theirs, 10)] == ["created"]
     await transaction.rollback()
     assert [entry.effect for entry in await asyncio.wait_for(ours, 10)] == ["created", "created"]
-    assert await sql.fetchval("select deadlocks from pg_stat_database where datname = current_database()") <= 1
+    # Twice, when it has taken its first key again before the other one has woken up; not again and again.
+    assert await sql.fetchval("select deadlocks from pg_stat_database where datname = current_database()") < RACE_ROUNDS
     await other.close()
 
 
