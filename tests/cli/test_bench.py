@@ -142,6 +142,7 @@ def nothing_left(server_url: str) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.slow
 def test_every_measure_has_its_figures(server_url: str) -> None:
     ended = bench(*TINY, "--failures", "0.05", "--json", url=server_url)
     assert ended.returncode == 0, ended.stderr

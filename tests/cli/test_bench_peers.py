@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "peers" / "run.py"
 
 
+@pytest.mark.slow
 def test_every_measure_of_the_comparison_runs_once(tmp_path: Path) -> None:
     answered = subprocess.run(
         [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 
 from tests.store.history import History
 
@@ -86,6 +87,7 @@ def test_a_setting_counts(database_url: str) -> None:
     assert prepare(database_url, count_jobs) == 1202
 
 
+@pytest.mark.slow
 def test_what_stands_in_the_way_is_said_with_exit_code_6(database_url: str) -> None:
     async def at_work(history: History, connection: Any) -> Any:
         await make_history(history, connection)

@@ -22,8 +22,10 @@ from fencepost.store.jobs import Jobs
 from tests.crash.bank import ASYNC, FAULTS, PLAIN, app, pay, pay_in_thread
 
 CRASHES = int(os.environ.get("FENCEPOST_CRASHES", "60"))
+WORKERS = 2
+"""Side by side: what one leaves behind when it dies, the other finds while the first one's successor starts."""
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 60 + CRASHES
+PATIENCE_SECONDS = 120 + CRASHES
 
 
 def start_worker(environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -86,20 +88,22 @@ async def test_effects_happen_exactly_once(
 async def _work_until_all_have_ended(
     connection: asyncpg.Connection[asyncpg.Record], count: int, environment: dict[str, str]
 ) -> int:
-    """Start a worker whenever there is none; returns how many died."""
+    """Start a worker whenever there are fewer than two; returns how many died."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     deaths = 0
-    worker = start_worker(environment)
+    workers = [start_worker(environment) for _ in range(WORKERS)]
     try:
         while True:
             left = await connection.fetchval("select count(*) from fencepost.finished")
             if left == count:
                 return deaths
             assert time.monotonic() < deadline, f"{left} of {count} jobs have ended"
-            if worker.poll() is not None:
-                deaths += 1
-                worker = start_worker(environment)
+            for place, worker in enumerate(workers):
+                if worker.poll() is not None:
+                    deaths += 1
+                    workers[place] = start_worker(environment)
             await asyncio.sleep(0.02)
     finally:
-        worker.kill()
-        worker.wait()
+        for worker in workers:
+            worker.kill()
+            worker.wait()

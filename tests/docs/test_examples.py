@@ -69,6 +69,7 @@ def bash(script: str, path: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/tutorial/quick-start.md", "docs/reference/http.md", "docs/reference/job-types.md"]
 )
+@pytest.mark.slow
 def test_curl_lines_run_as_written(page: str, service: Service) -> None:
     # One script a page, as in one terminal: what a block has set is there for the next.
     answers = run("".join(curls(page)), service)

@@ -42,6 +42,7 @@ def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_page_pass(tmp_path: Path, server_url: str) -> None:
     assert save(TESTING, tmp_path) == ["shop.py", "test_units.py", "test_shop.py", "without_pytest.py"]
     (tmp_path / "conftest.py").write_text(
@@ -100,6 +101,7 @@ def imports(tmp_path: Path, database_url: str) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_do_what_it_says(imports: Path, database_url: str) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     listed, retried, cancelled, deleted = (

@@ -21,6 +21,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.slow
 def test_page_runs(page: str, database_url: str) -> None:
     assert blocks(page)
     ended = subprocess.run(

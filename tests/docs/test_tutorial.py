@@ -108,6 +108,7 @@ def learner() -> Iterator[Learner]:
             one.stop()
 
 
+@pytest.mark.slow
 def test_the_tutorial_of_the_library_works_as_written(learner: Learner) -> None:
     for language, block in re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M):
         learner.follow(language, block)

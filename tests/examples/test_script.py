@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from fencepost.embedded.running import find_running
 from fencepost.errors import EmbeddedError
 
@@ -22,6 +24,7 @@ def test_script_prints_what_its_jobs_returned(database_url: str) -> None:
     assert SAID.fullmatch(run("script.py", DATABASE_URL=database_url).stdout)
 
 
+@pytest.mark.slow
 def test_script_needs_no_database_of_its_own(tmp_path: Path) -> None:
     """The embedded one is started, and stopped at the end."""
     data = tmp_path / "data"

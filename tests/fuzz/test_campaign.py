@@ -94,6 +94,7 @@ def test_a_status_that_cannot_be_is_found() -> None:
     assert faults_of(good, sent(expected=frozenset({401})), {"GET /jobs": {200}})
 
 
+@pytest.mark.slow
 async def test_a_job_that_nobody_was_told_of_is_found_and_one_that_is_lost(database_url: str) -> None:
     """The books against the database: one job put in and one taken out behind the API's back."""
     with ready(database_url) as service:

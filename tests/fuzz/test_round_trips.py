@@ -27,7 +27,7 @@ from tests.fuzz.json_values import NUMBERS, WORDS, as_stored, deep_values, exact
 
 PATIENCE_SECONDS = 60.0
 EXAMPLES = settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=bool(os.environ.get("CI")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -122,6 +122,7 @@ def member(record: dict[str, Any], name: str, read: Any) -> Any:
     return read(record["text"])[name]
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(value=values | deep_values(), seed=st.integers(0, 1 << 30))
 @example(value=list(NUMBERS), seed=1)

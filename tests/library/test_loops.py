@@ -238,6 +238,7 @@ store.enqueue_sync('parent')
     assert (await count(database_url, "child"), await count(database_url, "parent")) == (1, 2)
 
 
+@pytest.mark.slow
 def test_a_forked_child_leaves_its_parents_embedded_server_alone(tmp_path: Path) -> None:
     tmp_path.chmod(0o711)
     for parent in tmp_path.parents[:2]:
@@ -332,6 +333,7 @@ def test_settings_come_from_the_environment_when_they_are_needed(monkeypatch: py
         _ = other.settings
 
 
+@pytest.mark.slow
 def test_without_an_address_the_embedded_database_is_used(tmp_path: Path) -> None:
     """Started by who comes first, shared with who comes later, and gone with who started it."""
     tmp_path.chmod(0o711)

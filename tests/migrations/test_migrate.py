@@ -136,6 +136,7 @@ async def test_a_killed_run_leaves_nothing_half_done_and_can_be_repeated(
     assert [one.number for one in await applied(Database(empty_url))] == [step.number for step in known]
 
 
+@pytest.mark.slow
 async def test_a_table_that_somebody_locks_is_not_waited_for_long(
     empty_url: str, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

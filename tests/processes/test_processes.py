@@ -15,6 +15,7 @@ from tests.processes.support import QUICK, Processes, gone
 from tests.service.support import Service, wait_until
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_replaced_and_nothing_is_lost_or_miscounted(database_url: str, tmp_path: Path) -> None:
     with Processes(tmp_path, "--processes", "2", DATABASE_URL=database_url, WORKERS="2", **QUICK) as service:
         assert any("2 workers in each of 2 processes" in line for line in service.said)
@@ -61,6 +62,7 @@ def test_every_kind_of_end_is_counted_in_the_parent(database_url: str, tmp_path:
         wait_until(lambda: all(service.metric(name) == value for name, value in wanted.items()), 15, str(wanted))
 
 
+@pytest.mark.slow
 def test_crash_loop_is_paused_and_harms_neither_parent_nor_siblings(database_url: str, tmp_path: Path) -> None:
     name = "worker process ended; starting another"
     with Processes(tmp_path, DATABASE_URL=database_url, PROCESSES="2", WORKERS="1", **QUICK) as service:
@@ -181,6 +183,7 @@ def test_a_process_that_is_asked_to_stop_finishes_its_job_and_is_replaced(databa
         assert (ended["ended_by"], ended["level"]) == ("exit code 0", "warning")
 
 
+@pytest.mark.slow
 def test_parent_that_stands_still_holds_nobody_up(database_url: str, tmp_path: Path) -> None:
     with Processes(tmp_path, DATABASE_URL=database_url, PROCESSES="2", WORKERS="1", **QUICK) as service:
         for _ in range(20):

@@ -134,6 +134,7 @@ def test_worker_command_works_and_stops(database_url: str, tmp_path: Path, proce
             assert (job["status"], job["attempts"]) == ("completed", 1)
 
 
+@pytest.mark.slow
 def test_worker_shares_the_embedded_server_of_a_running_service(data_dir: Path, tmp_path: Path) -> None:
     alone = run("worker", DATA_DIR=str(data_dir))
     assert alone.returncode == 6

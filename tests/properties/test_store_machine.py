@@ -424,6 +424,7 @@ def world(database_url: str) -> Iterator[World]:
             world.run(world.close())
 
 
+@pytest.mark.slow
 def test_the_store_does_what_the_model_says(world: World) -> None:
     machine = type("Machine", (StoreMachine,), {"world": world})
     run_state_machine_as_test(machine, settings=STEPS)

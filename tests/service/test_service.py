@@ -31,6 +31,7 @@ def data_dir() -> Iterator[Path]:
         yield Path(folder) / "data"
 
 
+@pytest.mark.slow
 def test_embedded_data_survives_ctrl_c_and_kill(data_dir: Path) -> None:
     with Service(DATA_DIR=str(data_dir)) as service:
         assert any(str(data_dir) in line for line in service.said)
@@ -50,6 +51,7 @@ def test_embedded_data_survives_ctrl_c_and_kill(data_dir: Path) -> None:
         assert service.job(second)["status"] in ("pending", "processing")
 
 
+@pytest.mark.slow
 def test_second_service_on_the_same_data_is_told_what_to_do(data_dir: Path) -> None:
     with Service(DATA_DIR=str(data_dir)) as service:
         other = subprocess.run(
@@ -66,6 +68,7 @@ def test_second_service_on_the_same_data_is_told_what_to_do(data_dir: Path) -> N
         assert "Traceback" not in other.stderr
 
 
+@pytest.mark.slow
 def test_embedded_server_that_dies_is_started_again(data_dir: Path) -> None:
     with Service(DATA_DIR=str(data_dir), **QUICK) as service:
         first = service.post({"type": "sleep", "payload": {"duration": "1ms"}})["id"]
@@ -150,6 +153,7 @@ def test_a_schema_that_is_too_new_stops_the_start_and_leaves_nothing_open(databa
         assert "ResourceWarning" not in ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_graceful_stop_in_order(database_url: str) -> None:
     """Running jobs finish, /readyz turns first, requests are served meanwhile, nothing new is claimed."""
     with Service(DATABASE_URL=database_url, WORKERS="2", DRAIN_DELAY="1s", SHUTDOWN_TIMEOUT="10s") as service:
@@ -201,6 +205,7 @@ def test_second_signal_ends_the_process_at_once(database_url: str) -> None:
         assert service.wait(2) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_kill_of_one_of_two_services_loses_nothing(database_url: str) -> None:
     """Every job still ends, with the attempts it should have: one more for what the killed process was running."""
     common = {"DATABASE_URL": database_url, "WORKERS": "8", **QUICK}
@@ -229,6 +234,7 @@ def test_kill_of_one_of_two_services_loses_nothing(database_url: str) -> None:
         assert survivor.call("GET", "/queues/default").body["in_flight"] == 0
 
 
+@pytest.mark.slow
 def test_job_that_kills_its_process_runs_out_of_attempts(database_url: str, tmp_path: Path) -> None:
     (tmp_path / "deadly.py").write_text(
         "import os, signal\n"
@@ -257,6 +263,7 @@ def test_job_that_kills_its_process_runs_out_of_attempts(database_url: str, tmp_
                 worker.kill()
 
 
+@pytest.mark.slow
 def test_blocked_handler_blocks_no_request_and_keeps_its_lease(database_url: str, tmp_path: Path) -> None:
     (tmp_path / "blocking.py").write_text(
         "import time\n"
@@ -307,6 +314,7 @@ def test_exit_in_a_task_of_a_handler_is_that_jobs_failure_alone(database_url: st
         assert service.wait() == 0
 
 
+@pytest.mark.slow
 def test_starts_before_its_database_and_finds_it(data_dir: Path) -> None:
     """A database that comes up late is waited for."""
     from fencepost.embedded import EmbeddedPostgres

@@ -115,6 +115,7 @@ async def test_a_cancelled_transaction_is_rolled_back(database: Database, sql: C
     await database.fetch("ensure_queue", name="never")
 
 
+@pytest.mark.slow
 async def test_cut_connections_are_replaced(database: Database, sql: Connection) -> None:
     for _ in range(5):
         await asyncio.gather(*(database.fetch("audit") for _ in range(10)))
@@ -233,6 +234,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 async def test_the_roles_settings_do_not_matter(empty_url: str) -> None:
     owner = await asyncpg.connect(empty_url)
     name = await owner.fetchval("select current_database()")

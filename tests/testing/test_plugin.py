@@ -67,12 +67,14 @@ async def names_on(server_url: str) -> set[str]:
     return {row[0] for row in rows}
 
 
+@pytest.mark.slow
 async def test_the_example_suite_passes_and_leaves_no_database(server_url: str, databases: set[str]) -> None:
     ended = run_pytest(ROOT / "examples" / "testing", FENCEPOST_TEST_DATABASE_URL=server_url)
     assert outcome(ended) == "8 passed", ended.stdout + ended.stderr
     assert await names_on(server_url) == databases
 
 
+@pytest.mark.slow
 async def test_workers_of_xdist_have_a_template_each(server_url: str, databases: set[str]) -> None:
     ended = run_pytest(ROOT / "examples" / "testing", "-p", "xdist", "-n", "2", FENCEPOST_TEST_DATABASE_URL=server_url)
     assert outcome(ended) == "8 passed", ended.stdout + ended.stderr

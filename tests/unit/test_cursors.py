@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
@@ -299,10 +300,12 @@ class ModelOfThreeLanes(Model):
 STEPS = settings(max_examples=400, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind_in_one_lane() -> None:
     run_state_machine_as_test(Model, settings=STEPS)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind_in_three_lanes() -> None:
     run_state_machine_as_test(ModelOfThreeLanes, settings=STEPS)
 

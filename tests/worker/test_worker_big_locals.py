@@ -21,6 +21,7 @@ pytestmark = pytest.mark.anyio
 
 BIG_BYTES = 50_000_000
 SLOTS = 2
+NOTHING: dict[int, int] = {}
 ROUND = 4
 ENDS = {
     "raises": Status.DEAD_LETTER,
@@ -51,7 +52,7 @@ def fail(how: str, held: Held) -> None:
     here = held
     if how == "raises chained":
         try:
-            {}[len(here.data)]
+            NOTHING[len(here.data)]
         except KeyError as error:
             raise RuntimeError("chained") from error
     if how == "raises a group":

@@ -101,6 +101,7 @@ async def test_what_is_not_committed_is_tried_again(bench: Bench, how: str, erro
     assert tally.endings[Ending.SUCCEEDED, Status.COMPLETED] == 0
 
 
+@pytest.mark.slow
 async def test_an_open_transaction_holds_up_no_other_outcome_and_no_other_lease(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ async def test_a_timeout_of_an_async_handler_rolls_back_and_is_written(bench: Be
     assert [one.outcome for one in await bench.history(job_id)] == ["timed_out"]
 
 
+@pytest.mark.slow
 async def test_a_lease_is_kept_while_the_transaction_is_open_and_after_a_rollback(bench: Bench) -> None:
     completing, tally = Completing(bench), Tally()
     await bench.start(events=tally, lease_seconds=2.4, recovery_interval_seconds=0.05)

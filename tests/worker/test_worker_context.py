@@ -399,23 +399,27 @@ async def test_completing_is_refused_before_anything_is_written(bench: Bench) ->
 async def test_a_handler_that_leaves_its_transaction_open_holds_up_nobody(bench: Bench) -> None:
     """Its row is locked, so its outcome waits; those of the others must not."""
     connections: list[Any] = []
+    completed = asyncio.Event()
 
     async def leaves(context: Context, payload: Any) -> None:
         connection = await asyncpg.connect(bench.dsn)
         connections.append(connection)
         await connection.execute("begin")
         await context.complete_in(connection)
+        completed.set()
 
     async def other(context: Context, payload: Any) -> None:
         return None
 
     await start_worker(bench, job_type("leaves", leaves), job_type("other", other))
     left = await bench.enqueue("leaves")
-    await wait_until(lambda: connections, 3)
-    await asyncio.sleep(0.1)
-    for job in await bench.finished(*[await bench.enqueue("other") for _ in range(20)], seconds=5):
-        assert job.status is Status.COMPLETED
-    await connections[0].execute("commit")
-    await connections[0].close()
+    await wait_until(completed.is_set, 10)
+    try:
+        for job in await bench.finished(*[await bench.enqueue("other") for _ in range(20)], seconds=8):
+            assert job.status is Status.COMPLETED
+        await connections[0].execute("commit")
+    finally:
+        # What is left open would be reported of a test that has nothing to do with it.
+        await connections[0].close()
     job = await bench.ended(left)
     assert (job.status, job.attempts) == (Status.COMPLETED, 1)

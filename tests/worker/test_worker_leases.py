@@ -76,6 +76,7 @@ def sleeps_in_thread(seconds: float) -> None:
     time.sleep(seconds)
 
 
+@pytest.mark.slow
 async def test_long_jobs_of_every_kind_keep_their_leases_and_run_once(bench: Bench) -> None:
     """Three leases long: waiting, blocking its event loop, burning CPU, and in a thread. A second worker watches."""
     kinds: dict[str, Callable[[float], Any]] = {
@@ -316,6 +317,7 @@ async def test_a_lease_that_ran_out_but_that_nobody_took_is_kept(bench: Bench) -
     assert (await bench.ended(job_id)).attempts == 1
 
 
+@pytest.mark.slow
 async def test_a_handler_that_blocks_its_loop_past_its_timeout_loses_its_lease(bench: Bench) -> None:
     """Its timeout can't fire, so the lease has to end it: the job goes on elsewhere and the late result is refused."""
     tokens: list[int] = []

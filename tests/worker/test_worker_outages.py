@@ -143,6 +143,7 @@ async def test_a_worker_notices_new_jobs_right_after_an_outage(bench: Bench, pro
     assert time.monotonic() - restored_at < 3
 
 
+@pytest.mark.slow
 async def test_a_silent_listener_is_found_out_and_replaced(bench: Bench, proxy: Proxy) -> None:
     @bench.job("work")
     async def work(context: Context, payload: Any) -> None:

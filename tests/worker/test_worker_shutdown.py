@@ -284,6 +284,7 @@ async def test_outcomes_survive_the_shutdown(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("how", ["refused", "silent"])
+@pytest.mark.slow
 async def test_a_drain_ends_in_time_while_the_database_is_down(
     bench: Bench, proxy: Proxy, short_grace: None, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

@@ -145,8 +145,9 @@ def jobs_of(counter: Counter) -> Fencepost:
 
 def _fail(held: bytearray) -> None:
     """Raise, as real code does: some calls deep, with something large in a frame."""
+    nothing: dict[int, int] = {}
     try:
-        {}[len(held)]
+        nothing[len(held)]
     except KeyError as error:
         raise RuntimeError(f"no entry of {len(held):,} bytes") from error
 

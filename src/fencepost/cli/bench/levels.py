@@ -67,14 +67,14 @@ def _figures(levels: Sequence[Level], starts: int) -> Figures:
         "ratio_to_half_way": full / half if full and half else None,
     }
     for name in ("memory_megabytes", "tasks", "threads", "open_files"):
-        first, second = _halves(levels, lambda level, name=name: getattr(level, name))
+        first, second = _halves([getattr(level, name) for level in levels])
         figures |= {f"first_half_{name}": first, f"second_half_{name}": second}
     return figures
 
 
-def _halves(levels: Sequence[Level], of: Callable[[Level], float | None]) -> tuple[float | None, float | None]:
+def _halves(looks: Sequence[float | None]) -> tuple[float | None, float | None]:
     """The usual level in the first half, without its very beginning, and in the second."""
-    values = [value for level in levels[int(len(levels) * WARM_UP) :] if (value := of(level)) is not None]
+    values = [value for value in looks[int(len(looks) * WARM_UP) :] if value is not None]
     if not values:
         return None, None
     half = max(1, len(values) // 2)
