@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -312,7 +313,11 @@ def test_a_servers_clock_jumps_while_it_runs_and_its_standbys_does_not(world: Wo
         assert row is not None
         return float(row[0]) - time.time()
 
-    assert world.cluster.has_clocks
+    if not world.cluster.has_clocks:
+        # The one fault that takes more than Python and PostgreSQL; the campaign's report names it as not covered.
+        assert not any(map(shutil.which, ("cc", "gcc", "clang")))
+        assert not world.jump_server(7200)
+        return
     assert wrong_by() == pytest.approx(0, abs=10)
     assert world.jump_server(7200)
     assert wrong_by() == pytest.approx(7200, abs=10)
