@@ -146,6 +146,8 @@ ALLOWED = {
     "handlers/webhook.py": "a Retry-After that names a date, bounded",
     "cli/many_jobs.py": "`--since 2h`, as the person at the terminal means it",
     "client/options.py": "a sentence",
+    "telemetry/pulses.py": "a sentence: since when a loop has stood still",
+    "store/doctor/server.py": "how far this machine's clock is from the database's, to be told",
 }
 
 
