@@ -92,12 +92,13 @@ def test_a_worker_process_that_stands_still_or_is_gone_is_told(database_url: str
             assert answer.headers["x-error-code"] == "not_ready"
             assert "the worker process (number 2, which runs jobs) has not come round since" in json.dumps(answer.body)
             assert service.metric('loop_stuck{loop="worker_process"}') == 1
+            wait_until(lambda: bool(service.events("a loop is stuck")), 5, "that to be logged")
             (line,) = service.events("a loop is stuck")
             assert (line["loop"], line["level"]) == ("worker_process", "error")
         finally:
             os.kill(second, signal.SIGCONT)
         wait_until(lambda: service.call("GET", "/readyz").status == 200, 10, "ready again")
-        assert service.events("a loop goes on again")
+        wait_until(lambda: bool(service.events("a loop goes on again")), 5, "that to be logged")
         # One that is replaced at once isn't worth a word.
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: len(service.pids) == 3, 10, "a successor")
