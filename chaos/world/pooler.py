@@ -7,6 +7,7 @@ import pwd
 import shutil
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Self
@@ -49,7 +50,11 @@ def find_pgbouncer() -> Path | None:
 
 
 class Pooler:
-    """A PgBouncer on a port of 127.0.0.1 that keeps its number when it is started again."""
+    """
+    A PgBouncer on a port of 127.0.0.1 that keeps its number when it is started again.
+
+    Methods may be called from any thread; one that starts or ends it waits for another.
+    """
 
     def __init__(self, folder: Path, host: str, port: int, *, mode: str = "transaction", pool_size: int = 20) -> None:
         """Lead to *host* and *port*. *folder* is made, and removed by `stop`."""
@@ -58,6 +63,7 @@ class Pooler:
         self._mode = mode
         self._pool_size = pool_size
         self._process: processes.Process | None = None
+        self._lock = threading.RLock()
         with socket.create_server(("127.0.0.1", 0)) as finder:
             self.port: int = finder.getsockname()[1]
 
@@ -72,8 +78,12 @@ class Pooler:
     def start(self) -> float:
         """Start it and return when it takes connections, with the seconds that took. Raises WorldError."""
         begun = time.monotonic()
-        if self.pid is not None:
-            return 0.0
+        with self._lock:
+            if self.pid is None:
+                self._start(begun + START_SECONDS)
+        return time.monotonic() - begun
+
+    def _start(self, deadline: float) -> None:
         program = find_pgbouncer()
         if program is None:
             raise WorldError("PgBouncer is not installed here")
@@ -83,10 +93,9 @@ class Pooler:
         log = self._folder / "pgbouncer.log"
         self._process = processes.Process(command, folder=self._folder, env=environment(), log=log, identity=identity)
         while not self._listens():
-            if not self._process.is_running or time.monotonic() > begun + START_SECONDS:
+            if not self._process.is_running or time.monotonic() > deadline:
                 raise WorldError(f"PgBouncer did not start:\n{log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.005)
-        return time.monotonic() - begun
 
     def _configure(self, identity: Identity) -> Path:
         if not self._folder.exists():
@@ -115,16 +124,18 @@ class Pooler:
 
     def kill(self) -> None:
         """SIGKILL: every session through it ends without a word."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+                self._process = None
 
     def restart(self, *, down: float = 0.0) -> float:
         """Kill it and start it again *down* seconds later; the seconds until it takes connections."""
         begun = time.monotonic()
-        self.kill()
-        time.sleep(down)
-        self.start()
+        with self._lock:
+            self.kill()
+            time.sleep(down)
+            self.start()
         return time.monotonic() - begun
 
     def pause(self) -> None:
@@ -139,12 +150,13 @@ class Pooler:
 
     def stop(self) -> None:
         """End it and remove its folder. Safe to call twice."""
-        if self._process is not None:
-            self._process.resume()
-            self._process.signal(signal.SIGINT)
-            if not self._process.wait(2.0):
-                self._process.kill()
-            self._process = None
+        with self._lock:
+            if self._process is not None:
+                self._process.resume()
+                self._process.signal(signal.SIGINT)
+                if not self._process.wait(2.0):
+                    self._process.kill()
+                self._process = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:

@@ -109,12 +109,17 @@ class Replication:
                 attempt.join()
 
     def receiver(self) -> int:
-        """The standby's process that takes what the primary sends. Raises TimeoutError when there is none."""
+        """The standby's process that takes what the primary sends; waits for one, and raises TimeoutError."""
+        found: list[int] = []
         with self._standby.connect("postgres") as session:
-            row = session.execute("select pid from pg_stat_wal_receiver").fetchone()
-        if row is None:
-            raise TimeoutError("the standby does not receive")
-        return int(row[0])
+
+            def receives() -> bool:
+                row = session.execute("select pid from pg_stat_wal_receiver").fetchone()
+                found.extend(row or ())
+                return bool(found)
+
+            until(receives, what="the standby receives")
+        return found[0]
 
     def catch_up(self) -> None:
         """Wait until the standby has flushed what the primary had when this was called."""

@@ -37,12 +37,12 @@ def eventually(holds: Callable[[], bool], *, seconds: float = 20.0) -> bool:
 class Writers:
     """Clients that insert one row after the other and write down those that were acknowledged."""
 
-    def __init__(self, dsn: str, *, count: int = 4) -> None:
+    def __init__(self, dsn: str, *, count: int = 4, first: int = 0) -> None:
         self.acknowledged: set[tuple[int, int]] = set()
         self.errors = 0
         self._dsn = dsn
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(count)]
+        self._threads = [threading.Thread(target=self._write, args=(first + one,)) for one in range(count)]
 
     def __enter__(self) -> Writers:
         for thread in self._threads:
