@@ -13,6 +13,17 @@ define install
 	@touch $@
 endef
 
+# Root on Debian, as in CI. The tests start a PgBouncer of their own, so the package's service must not start.
+define install_pooler
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null; then \
+		policy=/usr/sbin/policy-rc.d; made=; \
+		if [ ! -e $$policy ]; then printf '#!/bin/sh\nexit 101\n' >$$policy && chmod +x $$policy && made=yes; fi; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends pgbouncer; } \
+			>/dev/null || echo "pgbouncer can't be installed from here"; \
+		if [ -n "$$made" ]; then rm -f $$policy; fi; \
+	fi
+endef
+
 .PHONY: help run test check tests fast fuzz chaos bench-peers clean
 
 help: ## Show this list
@@ -29,9 +40,11 @@ check: .venv/.test ## Lint, format, types, layers, lock file
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-tests: .venv/.test ## The tests alone: all on the embedded PostgreSQL, the store also on this machine's
+tests: .venv/.test ## The tests alone: all on the embedded PostgreSQL, the store also on this machine's and behind a pooler
+	$(install_pooler)
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	$(BIN)/python -m tests.system_server
+	$(BIN)/python -m tests.pooled --if-installed
 
 chaos: .venv/.test ## Two minutes of faults against a fleet of its own (CHAOS='--seed 8 --minutes 10 --preset kills' for another run)
 	@mkdir -p .chaos

@@ -100,7 +100,8 @@ class Campaign:
         )
         observing = asyncio.create_task(self._observer.run())
         self._phase = "faults"
-        await asyncio.gather(submitters.run(schedule.seconds, self._options.rate), injector.run(schedule))
+        handing_in = submitters.run(schedule.seconds, self._options.rate, lambda: self._observer.live)
+        await asyncio.gather(handing_in, injector.run(schedule))
         self._phase = "draining"
         await injector.heal()
         found = [await self._finish(submitters), await self._drain()]

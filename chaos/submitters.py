@@ -25,6 +25,8 @@ DOORS = {"http": 46, "bulk": 3, "library": 20, "sql": 16, "rollback": 5}
 BULK = (10, 60)
 ANSWER_SECONDS = 5.0
 PAUSE_SECONDS = 0.1
+LONGEST_BACKLOG = 500
+"""Jobs that may wait. More would only make whatever is found at the end take longer to come to light."""
 AT_ONCE = 96
 """Requests under way. In an outage they pile up to this, and no further."""
 
@@ -80,12 +82,12 @@ class Submitters:
         """Requests without an answer yet."""
         return len(self._tasks)
 
-    async def run(self, seconds: float, rate: float) -> None:
-        """Hand in *rate* jobs a second for so long, as far as answers come."""
+    async def run(self, seconds: float, rate: float, backlog: Callable[[], int]) -> None:
+        """Hand in *rate* jobs a second for so long, as far as answers come, and *backlog* isn't too long."""
         until = time.monotonic() + seconds
         due = time.monotonic()
         while (now := time.monotonic()) < until:
-            if now < due or len(self._tasks) >= AT_ONCE:
+            if now < due or len(self._tasks) >= AT_ONCE or backlog() >= LONGEST_BACKLOG:
                 await asyncio.sleep(0.005)
                 continue
             # After a time without answers it goes on at the rate, rather than make up for all that was missed.

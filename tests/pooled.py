@@ -22,11 +22,7 @@ TESTS = {
     "transaction": [
         *BOTH,
         "tests/store/test_completion.py",
-        "tests/store/test_fencing.py",
-        "tests/store/test_idempotency.py",
         "tests/store/test_races.py",
-        "tests/store/test_turn.py",
-        "tests/migrations/test_migrate.py",
     ],
 }
 

@@ -18,12 +18,13 @@ import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from fencepost import Fencepost, InvalidSettings, Job
+from fencepost import DatabaseUnavailable, Fencepost, InvalidSettings, Job
 from fencepost.settings import Settings
 from tests import pgbouncer
 from tests.processes.support import QUICK
 from tests.service.support import Service
-from tests.worker.support import SETTINGS
+from tests.store.support import until
+from tests.worker.support import SETTINGS, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct]
 
@@ -137,24 +138,27 @@ async def test_five_hundred_jobs_while_the_pooler_is_killed(
                 try:
                     await count.options(idempotency_key=f"n{number}").enqueue(number)
                     break
-                except Exception as error:
-                    assert type(error).__name__ == "DatabaseUnavailable", error
+                except DatabaseUnavailable:
                     await asyncio.sleep(0.05)
 
     async with app.worker(workers=8):
         producing = asyncio.gather(*(enqueue(first) for first in range(10)))
         for _ in range(2):
-            before = len(seen)
-            async with asyncio.timeout(60):
-                while len(seen) < before + 50:
-                    await asyncio.sleep(0.01)
+            wanted = len(seen) + 50
+
+            def fifty_more(wanted: int = wanted) -> bool:
+                return len(seen) >= wanted
+
+            await wait_until(fifty_more, 60, "fifty more jobs")
             bouncer.stop(signal.SIGKILL)
             bouncer.start()
         await producing
         sql = await asyncpg.connect(database_url)
-        async with asyncio.timeout(90):
-            while await sql.fetchval("select count(*) from fencepost.finished") < 500:
-                await asyncio.sleep(0.05)
+
+        async def all_finished() -> bool:
+            return bool(await sql.fetchval("select count(*) from fencepost.finished") == 500)
+
+        await until(all_finished, seconds=90)
         statuses = await sql.fetch("select status, count(*) from fencepost.finished group by 1")
         assert [tuple(row) for row in statuses] == [("completed", 500)]
         await sql.close()
@@ -197,16 +201,23 @@ def test_sync_callers(url: str) -> None:
         return 2 * number
 
     handles = [double.enqueue_sync(number) for number in range(5)]
-    assert [handle.status_sync() for handle in handles] == ["pending"] * 5
-    app.close_sync()
+    assert len({handle.id for handle in handles}) == 5
+
+    async def look() -> list[str]:
+        found: list[str] = [await handle.status() for handle in handles]
+        await app.close()
+        return found
+
+    assert asyncio.run(look()) == ["pending"] * 5
+    app._producer.stop()
 
 
 async def test_callers_own_transactions(app: Fencepost, double: Job[[int], int], url: str) -> None:
     """Through the pooler, with the settings that its users give their drivers; often enough to be prepared."""
-    plain = {"statement_cache_size": 0}
+    plain: dict[str, Any] = {"statement_cache_size": 0}
     expected = 0
     for _ in range(8):
-        connection = await asyncpg.connect(url, **plain)  # type: ignore[arg-type]
+        connection = await asyncpg.connect(url, **plain)
         async with connection.transaction():
             await double.within(connection).enqueue(1)
         # Without a transaction it commits by itself.
@@ -222,7 +233,7 @@ async def test_callers_own_transactions(app: Fencepost, double: Job[[int], int],
         engine.dispose()
         asynchronous_engine = create_async_engine(
             "postgresql+asyncpg://",
-            async_creator=lambda: asyncpg.connect(url, **plain),  # type: ignore[arg-type]
+            async_creator=lambda: asyncpg.connect(url, **plain),
         )
         async with asynchronous_engine.begin() as joined_async:
             await double.within(joined_async).enqueue(6)

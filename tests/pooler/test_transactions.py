@@ -76,7 +76,7 @@ async def test_settings_are_there_and_go_with_the_transaction(
     }
     await database.close()
     other = await asyncpg.connect(bouncer.url(database_url), statement_cache_size=0)
-    theirs = dict(await other.fetch(question, names))
+    theirs = {row["name"]: row["setting"] for row in await other.fetch(question, names)}
     await other.close()
     assert all(theirs[name] != value for name, value in ours.items()), theirs
 

@@ -91,6 +91,7 @@ async def test_one_enqueue_for_many_queues_is_one_hint(jobs: Jobs, queues: Queue
         assert await ear.hears(1) == ["due " + ",".join(map(str, ids))]
 
 
+@pytest.mark.direct  # Its bound is on how many quiet moments pass, and each enqueue takes longer there.
 async def test_a_burst_is_one_hint_and_a_trailing_one(database: Database) -> None:
     """With a clock that stands still, everything after the first is inside the quiet moment."""
     now = 100.0

@@ -31,7 +31,7 @@ CONTENDED_SECONDS = 0.005
 """When a claim saw more due jobs than it got, others were taking them: how long until the next try."""
 SPLIT_SLOTS = 32
 """Up to as many slots are filled by one claim; it isn't worth a second."""
-_LONGEST_PAUSE_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 2.0
 
 
 class Dispatcher:
