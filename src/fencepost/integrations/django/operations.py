@@ -24,8 +24,10 @@ class ApplySteps(Operation):
     reduces_to_sql = True
     reversible = False
 
-    def __init__(self, through: int) -> None:
+    def __init__(self, through: int, *, after: int = 0) -> None:
+        """*after* is the last step of the migration before; those up to it aren't printed by `sqlmigrate`."""
         self.through = through
+        self.after = after
 
     def state_forwards(self, app_label: str, state: Any) -> None:
         """There are no models."""
@@ -44,8 +46,8 @@ class ApplySteps(Operation):
         # Rather give up than let every claim queue behind us, while somebody's transaction holds a table.
         for statement in [*migrate.opening(name), "set local lock_timeout = '3s'"]:
             schema_editor.execute(statement, params=None)
-        # What `sqlmigrate` prints is for a database without any of them.
-        present = set() if schema_editor.collect_sql else _applied(connection, name)
+        # What `sqlmigrate` prints is for a database without any of this migration's.
+        present = set(range(self.after + 1)) if schema_editor.collect_sql else _applied(connection, name)
         for step in migrate.steps():
             if step.number <= self.through and step.number not in present:
                 for statement in migrate.statements(step, name):

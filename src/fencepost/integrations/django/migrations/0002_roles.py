@@ -13,4 +13,4 @@ class Migration(migrations.Migration):
     """Step 5."""
 
     dependencies: ClassVar[list[tuple[str, str]]] = [("fencepost", "0001_initial")]
-    operations: ClassVar[list[ApplySteps]] = [ApplySteps(through=5)]
+    operations: ClassVar[list[ApplySteps]] = [ApplySteps(through=5, after=4)]
