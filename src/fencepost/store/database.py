@@ -289,7 +289,7 @@ class Database:
         """
         if self.listen_dsn is None:
             return await self.connect()
-        connection = await Database(self.listen_dsn, schema=self.schema).connect()
+        connection = await Database(self.listen_dsn, schema=self.schema, pooler=Pooler.NONE).connect()
         try:
             await pooling.check_listening(connection)
         except BaseException:
