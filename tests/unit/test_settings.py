@@ -10,6 +10,7 @@ import pytest
 
 from fencepost.errors import InvalidSettings
 from fencepost.settings import Secret, Settings, from_environment
+from fencepost.settings.pooler import Pooler
 
 
 def test_nothing_needs_to_be_set() -> None:
@@ -78,6 +79,10 @@ VARIABLES: list[tuple[str, str, str, Any]] = [
     ("RETAIN_DEAD_LETTER", "3650d", "retain_dead_letter_seconds", 3650 * 86400),
     ("RETAIN_CANCELLED", "12h", "retain_cancelled_seconds", 43200),
     ("IDEMPOTENCY_RETENTION", "24h", "idempotency_retention_seconds", 86400),
+    ("DATABASE_POOLER", "transaction", "database_pooler", Pooler.TRANSACTION),
+    ("DATABASE_LISTEN_URL", "postgresql://direct/jobs", "listen_url", Secret("postgresql://direct/jobs")),
+    ("PROBE_ADDR", "0.0.0.0:9090", "probe_host", "0.0.0.0"),
+    ("PROBE_ADDR", ":9091", "probe_port", 9091),
     ("LOG_LEVEL", "WARNING", "log_level", "warning"),
     ("LOG_FORMAT", "json", "log_format", "json"),
     ("LOG_JOBS", "0.01", "log_jobs", 0.01),
