@@ -434,3 +434,22 @@ async def test_settings_of_a_kit_are_those_of_its_worker(app: Fencepost, make_ki
         await work.enqueue_many([work.call() for _ in range(5)])
         assert (await kit.drain()).completed == 5
     assert most == 1
+
+
+async def test_what_leads_to_the_apps_own_database_is_not_used(make_kit: MakeKit) -> None:
+    app = Fencepost(
+        "postgresql://nobody@127.0.0.1:1/no", pooler="transaction", listen_url="postgresql://nobody@127.0.0.1:1/no"
+    )
+
+    @app.job
+    async def work() -> str:
+        return "done"
+
+    async with make_kit(app) as kit:
+        handle = await work.enqueue()
+        waiting = asyncio.create_task(handle.result(timeout=20))
+        await kit.drain()
+        assert await waiting == "done"
+        assert app._producer.settings.listen_url is None
+    assert app._producer.settings.database_pooler == "transaction"
+    assert app._producer.settings.listen_url is not None

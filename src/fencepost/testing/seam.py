@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from fencepost.settings.pooler import Pooler
+
 if TYPE_CHECKING:
     from fencepost.app import Fencepost
     from fencepost.client.producer import Producer
@@ -22,9 +24,12 @@ class Elsewhere:
     def __init__(self, app: Fencepost, dsn: str) -> None:
         self._producer = producer_of(app)
         self._had_portal = self._producer._portal is not None
-        self._own = (self._producer._dsn, self._producer._address, self._producer._clients)
-        self._producer._dsn = dsn
-        self._producer._address = self._producer._clients = None
+        producer = self._producer
+        self._before = (producer._dsn, producer._own, producer._settings, producer._address, producer._clients)
+        # What stands between the app and its own database has nothing to do with this one.
+        producer._own = producer._own | {"database_pooler": Pooler.NONE, "listen_url": None}
+        producer._dsn, producer._settings = dsn, None
+        producer._address = producer._clients = None
 
     def back(self) -> None:
         """Be where it was. Blocks, and closes what sync callers have opened meanwhile."""
@@ -34,7 +39,7 @@ class Elsewhere:
             producer._portal.run(producer.close_here())
             if not self._had_portal:
                 producer.stop()
-        producer._dsn, producer._address, producer._clients = self._own
+        producer._dsn, producer._own, producer._settings, producer._address, producer._clients = self._before
 
     async def close_here(self) -> None:
         """Close what was opened in the running loop meanwhile."""
