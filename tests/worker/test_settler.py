@@ -13,6 +13,7 @@ from fencepost.domain import outcome as outcomes
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
 from fencepost.errors import DatabaseUnavailable, SchemaMismatch
+from fencepost.worker import apart
 from fencepost.worker.attempt import Attempt
 from fencepost.worker.settler import BATCH, BATCH_BYTES, Settler
 
@@ -49,13 +50,14 @@ class Store:
         error = self.refuse([outcome])
         if error is not None:
             raise error
-        return outcome.status
+        self.kept.append(outcome)
+        return None if outcome.id in self.lost else outcome.status
 
     async def completed(self, queue_id: int, ended: Sequence[Key], /) -> set[Key]:
         return set()
 
     async def written(self, queue_id: int, outcome: Outcome, /) -> Status | None:
-        raise AssertionError("no attempt here completes in a transaction of its handler's")
+        return None
 
 
 class Settlement:
@@ -186,15 +188,33 @@ async def test_one_refused_outcome_does_not_hold_up_the_others(position: int) ->
         assert (bare.id, bare.status) == (batch[position].id, Status.COMPLETED)
 
 
-async def test_an_outcome_that_can_not_be_written_at_all_is_given_up_and_nothing_else() -> None:
+async def test_an_outcome_that_can_not_be_written_at_all_is_given_up_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(apart, "REFUSED_SECONDS", 0.3)
     async with settling() as at:
         batch = [at.put() for _ in range(50)]
         cursed = batch[7].id
         at.store.refuse = lambda tried: ValueError("never") if any(one.id == cursed for one in tried) else None
-        await within(2, at.settler.flush())
-        assert [(outcome.id, status) for outcome, status in at.reports] == [
-            (one.id, None if one.id == cursed else Status.COMPLETED) for one in batch
-        ]
+        await within(3, at.settler.flush())
+        others = [(one.id, Status.COMPLETED) for one in batch if one.id != cursed]
+        assert [(outcome.id, status) for outcome, status in at.reports] == [*others, (cursed, None)]
+
+
+async def test_what_a_trigger_refuses_for_a_moment_is_written_with_its_result() -> None:
+    async with settling() as at:
+        refusals = 0
+
+        def refuse(tried: list[Outcome]) -> BaseException | None:
+            nonlocal refusals
+            refusals += 1
+            return ValueError("not now") if refusals <= 9 else None
+
+        at.store.refuse = refuse
+        outcome = at.put(b'"precious"')
+        await within(5, at.settler.flush())
+        assert at.reports == [(outcome, Status.COMPLETED)]
+        assert {one.result for one in at.store.apart} == {b'"precious"', None}, "each time also without it"
 
 
 async def test_a_failed_outcome_that_is_refused_is_written_without_its_words() -> None:

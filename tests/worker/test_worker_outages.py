@@ -12,6 +12,7 @@ import pytest
 from fencepost.domain.context import Context
 from fencepost.domain.job import Status
 from fencepost.errors import DatabaseUnavailable
+from fencepost.worker import apart
 
 from .proxy import Proxy
 from .support import Bench, Tally, records, wait_until
@@ -165,9 +166,10 @@ async def test_a_silent_listener_is_found_out_and_replaced(bench: Bench, proxy: 
 
 
 async def test_a_job_that_can_not_be_settled_is_left_to_its_lease(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PostgreSQL refuses it in every form: its lease runs out, it is tried again, and the others are not held up."""
+    """PostgreSQL goes on refusing it: its lease runs out, it is tried again, and the others are not held up."""
+    monkeypatch.setattr(apart, "REFUSED_SECONDS", 1.0)
 
     @bench.job("work", payload=int)
     async def work(context: Context, payload: int) -> int:

@@ -15,9 +15,9 @@ outcomes don't travel with the others:
     or rolls back                       the lease is free: writes the outcome
 
 Also here, one at a time and for as long as it takes: an outcome that was sent along with
-others when the connection broke, so that it may be written or not; and one that can't be
-written now, for a reason that isn't its own. Their leases are kept meanwhile, so that
-what has ended well isn't done again.
+others when the connection broke, so that it may be written or not; one that can't be
+written now, for a reason that isn't its own; and each of a batch that was refused for what
+is in it. Their leases are kept meanwhile, so that what has ended well isn't done again.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ log = logging.getLogger("fencepost.worker")
 SHORTEST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
 """How often it is looked, in the end, whether an open transaction is over."""
+REFUSED_SECONDS = 10.0
+"""How long an outcome is tried again that is refused even bare: a trigger of somebody's may mean only this moment."""
 
 
 class ApartStore(Protocol):
@@ -67,7 +69,8 @@ class _Waiting(msgspec.Struct):
     outcome: Outcome
     look_at: float = 0.0
     pause: float = SHORTEST_PAUSE_SECONDS
-    is_bare: bool = False
+    refused_at: float | None = None
+    """When it was first refused for what is in it."""
 
 
 class Apart:
@@ -142,34 +145,41 @@ class Apart:
                 waiting.pause = min(2 * waiting.pause, LONGEST_PAUSE_SECONDS)
 
     async def _write(self, attempt: Attempt) -> None:
+        """Write it, or bare where it is refused. Where that is refused too it stays, but not for ever."""
         waiting = self._waiting[attempt]
-        queue_id = attempt.lease.queue_id
-        try:
-            status = await self._store.settle_apart(queue_id, waiting.outcome)
-        except LeaseBusy:
-            return
-        except DatabaseUnavailable:
-            raise
-        except Exception as error:
-            if not is_of_the_value(error):
-                # The others first, next time: it may be about this one's place in some table after all.
-                self._waiting[attempt] = self._waiting.pop(attempt)
+        stripped = bare(waiting.outcome)
+        for outcome in (waiting.outcome, stripped) if stripped != waiting.outcome else (stripped,):
+            try:
+                await self._write_as(attempt, outcome)
+                return
+            except LeaseBusy:
+                return
+            except DatabaseUnavailable:
                 raise
-            if waiting.is_bare:
-                log.exception("an outcome can't be written; its lease will expire", extra=_named(attempt))
-                self._end(attempt, waiting.outcome, None)
-            else:
-                log.exception("an outcome was refused; writing it bare", extra=_named(attempt))
-                waiting.outcome, waiting.is_bare = bare(waiting.outcome), True
-            return
+            except Exception as error:
+                if not is_of_the_value(error):
+                    # The others first, next time: it may be about this one's place in some table after all.
+                    self._waiting[attempt] = self._waiting.pop(attempt)
+                    raise
+                refusal = error
+                if waiting.refused_at is None:
+                    waiting.refused_at = time.monotonic()
+                    log.exception("an outcome was refused; writing it bare", extra=_named(attempt))
+        if waiting.refused_at is not None and time.monotonic() >= waiting.refused_at + REFUSED_SECONDS:
+            log.error("an outcome can't be written; its lease will expire", extra=_named(attempt), exc_info=refusal)
+            self._end(attempt, stripped, None)
+
+    async def _write_as(self, attempt: Attempt, outcome: Outcome) -> None:
+        queue_id = attempt.lease.queue_id
+        status = await self._store.settle_apart(queue_id, outcome)
         if status is None:
             # Gone between the two looks: it can have been committed just then. Or it was written before, and the
             # answer was lost.
             if await self._store.completed(queue_id, [attempt.key]):
                 self._end_completed(attempt)
                 return
-            status = await self._store.written(queue_id, waiting.outcome)
-        self._end(attempt, waiting.outcome, status)
+            status = await self._store.written(queue_id, outcome)
+        self._end(attempt, outcome, status)
 
     def _end_completed(self, attempt: Attempt) -> None:
         ended = self._waiting[attempt].outcome

@@ -2,11 +2,11 @@
 Write outcomes, as many at a time as have gathered.
 
 While one write is under way the next outcomes gather, so under load a write carries
-hundreds and when idle it carries one at once. An outcome that PostgreSQL refuses is
-isolated: it never holds up the others it travels with. While none can be written (the
-database is away, a right is missing) they are kept, and so are their leases. Attempts that
-may have completed their jobs by themselves are written apart (apart.py), and so is what
-may have been written by a statement whose answer was lost.
+hundreds and when idle it carries one at once. While none can be written (the database is
+away, a right is missing) they are kept, and so are their leases. What must not hold up
+others is written apart (apart.py): attempts that may have completed their jobs by
+themselves, a batch of which PostgreSQL refuses one, and what may have been written by a
+statement whose answer was lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fencepost.domain.outcome import Outcome
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.failures import first_line, is_of_the_value, is_the_servers, waited_too_long
 from fencepost.telemetry.pulses import Pulse, unwatched
-from fencepost.worker.apart import Apart, ApartStore, bare
+from fencepost.worker.apart import Apart, ApartStore
 from fencepost.worker.attempt import Attempt
 
 log = logging.getLogger("fencepost.worker")
@@ -120,9 +120,9 @@ class Settler:
 
     def put_apart(self, batch: list[Ended]) -> None:
         """
-        Somebody has the lease of one of them locked for long: write each by itself, as soon as its lease is free.
+        Write each by itself, as soon as can be: one of them is refused, or somebody has its lease locked for long.
 
-        All together would wait for that one again and again.
+        All together would be refused, or wait, again and again.
         """
         for attempt, outcome in batch:
             self._apart.put(attempt, outcome)
@@ -198,6 +198,8 @@ class Settler:
         await self._apart.stop()
 
     def _ended_apart(self, attempt: Attempt, outcome: Outcome, status: Status | None) -> None:
+        # Apart it was looked up.
+        self._doubtful.discard(attempt)
         self.report([(attempt, outcome)], [status])
 
     async def _write_next(self) -> None:
@@ -215,53 +217,13 @@ class Settler:
             self.give_back(queue_id, batch, is_doubtful=True)
             raise
         except Exception as error:
+            # Whichever of them it is about, if any: the others are not kept waiting with it.
+            self.put_apart(batch)
             if not is_of_the_value(error):
-                # Perhaps it is about one of them after all, so the others are not kept waiting with it.
-                self.put_apart(batch)
                 raise
-            log.exception("a batch of outcomes was refused; writing them one by one")
-            await self._write_each(queue_id, batch)
+            log.warning("outcomes were refused; writing them apart", extra={"reason": first_line(error)})
         else:
             self.report(batch, statuses)
-
-    async def _write_each(self, queue_id: int, batch: list[Ended]) -> None:
-        for done, (attempt, outcome) in enumerate(batch):
-            try:
-                await self._write_alone(queue_id, attempt, outcome)
-            except DatabaseUnavailable as error:
-                if waited_too_long(error):
-                    self.put_apart(batch[done:])
-                    return
-                self.give_back(queue_id, batch[done:], is_doubtful=True)
-                raise
-            except Exception:
-                self.put_apart(batch[done:])
-                raise
-
-    async def _write_alone(self, queue_id: int, attempt: Attempt, outcome: Outcome) -> None:
-        try:
-            self.report([(attempt, outcome)], await self._store.settle(queue_id, [outcome]))
-        except DatabaseUnavailable:
-            raise
-        except Exception as error:
-            if not is_of_the_value(error):
-                raise
-            log.exception("an outcome was refused; writing it bare", extra={"job_id": str(outcome.id)})
-            await self._write_bare(queue_id, attempt, outcome)
-
-    async def _write_bare(self, queue_id: int, attempt: Attempt, outcome: Outcome) -> None:
-        """Write an outcome that was refused without what a handler put into it: the ending itself must be kept."""
-        stripped = bare(outcome)
-        try:
-            statuses = await self._store.settle(queue_id, [stripped])
-        except DatabaseUnavailable:
-            raise
-        except Exception as error:
-            if not is_of_the_value(error):
-                raise
-            log.exception("an outcome can't be written; its lease will expire", extra={"job_id": str(outcome.id)})
-            statuses = [None]
-        self.report([(attempt, stripped)], statuses)
 
 
 def _how_many(waiting: list[Ended]) -> int:
