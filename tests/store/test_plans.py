@@ -231,7 +231,7 @@ def _statements(samples: dict[str, list[uuid.UUID]]) -> dict[str, tuple[bool, di
             "aging_seconds": 60, **ends,
         },
         "extend": {"queue_id": 1, "ids": leased, "tokens": [2] * 10, "lease_seconds": 60},
-        "recover": {"queue_id": 1, "after": "now", "max_rows": 10},
+        "recover": {"queue_id": 1, "after": "now", "max_rows": 10, "spared": 0},
         "due_queues": {
             "cursors": json.dumps({lane: ["now", str(uuid.UUID(int=0))] for lane in ("1:0", "1:5", "2:0", "2:5")})
         },

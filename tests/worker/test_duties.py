@@ -7,18 +7,20 @@ import time
 from typing import Any
 
 import pytest
+from asyncpg import RaiseError
 
 from fencepost.domain.ids import new_id
 from fencepost.domain.job import Status
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Recovery, Snapshot
 from fencepost.store.merging import Merger
+from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
 from fencepost.telemetry.pulses import unwatched
 from fencepost.worker.deadlines import Deadlines
 from fencepost.worker.maintenance import Rescuer, repeat
 
-from .support import make_lease, wait_until, within
+from .support import Bench, make_lease, records, wait_until, within
 
 pytestmark = pytest.mark.anyio
 
@@ -73,7 +75,7 @@ class Sweeping:
     async def leased_queues(self) -> list[int]:
         return [1, 2, 3]
 
-    async def recover(self, queue_id: int, *, after: Any, max_rows: int) -> Recovery:
+    async def recover(self, queue_id: int, *, after: Any, max_rows: int, spared: int = 0) -> Recovery:
         self.swept.append(queue_id)
         if queue_id == 2 and self.error is not None:
             raise self.error
@@ -106,6 +108,53 @@ async def test_one_queue_that_can_not_be_swept_spares_the_others() -> None:
     store.swept = []
     await rescuer.sweep()
     assert store.swept == [1, 2, 3]
+
+
+@pytest.mark.parametrize("bad", [{0}, {4}, {9}, {1, 2}, {0, 5, 9}, set(range(10))])
+@pytest.mark.parametrize("rows", [3, 100])
+async def test_leases_that_can_not_be_taken_back_spare_those_behind_them(
+    bench: Bench, caplog: pytest.LogCaptureFixture, bad: set[int], rows: int
+) -> None:
+    await bench.sql("create table public.bad (id uuid primary key)")
+    await bench.sql(
+        "create function public.refuse() returns trigger language plpgsql as $$ begin "
+        "if new.id in (select id from public.bad) then raise exception 'refused'; end if; return new; end $$"
+    )
+    await bench.sql(
+        "create trigger refuse before insert on fencepost.attempts for each row execute function public.refuse()"
+    )
+    ids = await bench.enqueue_many("work", [None] * 10)
+    store = WorkerStore(bench.database, new_id())
+    await store.claim(await bench.queue_id(), slots=10, cursors={}, lease_seconds=60, aging_seconds=60)
+    for place, job_id in enumerate(ids):
+        await bench.sql(
+            "update fencepost.leases set locked_until = started_at + make_interval(secs => $1) where id = $2",
+            (place + 1) / 1e6,
+            job_id,
+        )
+    spared = {ids[place] for place in bad}
+    await bench.sql("insert into public.bad select unnest($1::uuid[])", list(spared))
+
+    rescuer = Rescuer(store, wake=lambda queue_ids: None, events=Events(), rows=rows)
+    sweeps = 1
+    while not await _sweeps(rescuer):
+        sweeps += 1
+        assert sweeps <= 2 * len(bad) + 1
+    assert {row["id"] for row in await bench.sql("select id from fencepost.leases")} == spared
+    (said,) = records(caplog, "leases that have run out can't be taken back")
+    assert vars(said)["leases"] == len(bad)
+    # Once they can be, they are, by the next sweep.
+    await bench.sql("delete from public.bad")
+    assert await _sweeps(rescuer)
+    assert await bench.value("select count(*) from fencepost.leases") == 0
+
+
+async def _sweeps(rescuer: Rescuer) -> bool:
+    try:
+        await rescuer.sweep()
+    except RaiseError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])

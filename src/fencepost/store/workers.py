@@ -173,9 +173,9 @@ class WorkerStore:
         rows = await self.database.fetch("cancel_requests", queue_id=queue_id, ids=list(ids))
         return [(row["id"], row["token"]) for row in rows]
 
-    async def recover(self, queue_id: int, *, after: datetime | None, max_rows: int) -> Recovery:
-        """Take back jobs whose lease has run out, from *after* on."""
-        rows = await self.database.fetch("recover", queue_id=queue_id, after=after, max_rows=max_rows)
+    async def recover(self, queue_id: int, *, after: datetime | None, max_rows: int, spared: int = 0) -> Recovery:
+        """Take back jobs whose lease has run out, from *after* on; the first *spared* of them are left as they are."""
+        rows = await self.database.fetch("recover", queue_id=queue_id, after=after, max_rows=max_rows, spared=spared)
         head, *jobs = sorted(rows, key=lambda row: row["id"] is not None)
         # A lease that somebody held just then may stay as it is, so a sweep never gets past one.
         held = head["locked_until"] or head["seen_at"]

@@ -32,8 +32,8 @@ SILENCE_SECONDS = 60.0
 PARTITIONS_SECONDS = 3600.0
 DECLARATION_SECONDS = 60.0
 RECOVERY_ROWS = 1000
-
-
+MOST_SPARED = 10
+"""How many leases of a queue that can't be taken back keep the others from being taken back for a while only."""
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 5.0
 """How soon a duty that failed is tried again, at the latest: an outage ends when it ends."""
@@ -85,6 +85,10 @@ class Rescuer:
     Each queue's sweep begins where the last complete one ended. That rests on the same
     proof as the claims' cursors (worker/cursors.py), with leases in the order of
     `locked_until`: no lease is made that runs out before it begins.
+
+    One lease that can't be taken back (a trigger of somebody's refuses it, its row is
+    damaged) doesn't keep those behind it. After a sweep that failed the next one takes a
+    lease at a time, up to that one; and the one after it begins behind that.
     """
 
     def __init__(
@@ -104,8 +108,8 @@ class Rescuer:
         self._ended = ended
         self._rows = rows
         self._cursors: dict[int, Cursors] = {}
-        self._late: set[int] = set()
-        """Queues whose last sweep failed."""
+        self._late: dict[int, int] = {}
+        """Queues whose last sweep failed, and how often in a row that was no fault of the database's."""
 
     async def sweep(self) -> None:
         """
@@ -119,14 +123,14 @@ class Rescuer:
             queue_ids = await self._store.leased_queues()
             for queue_id in sorted(queue_ids, key=lambda queue_id: queue_id in self._late):
                 try:
-                    while await self._sweep_some(queue_id):
-                        pass
-                    self._late.discard(queue_id)
+                    await self._sweep_queue(queue_id)
+                    self._late.pop(queue_id, None)
                 except Exception as error:
-                    self._late.add(queue_id)
                     self._cursors.pop(queue_id, None)
+                    faults = self._late.setdefault(queue_id, 0)
                     if isinstance(error, DatabaseUnavailable):
                         raise
+                    self._late[queue_id] = min(faults + 1, 2 * MOST_SPARED)
                     fault = error
         except DatabaseUnavailable:
             self._cursors.clear()
@@ -134,14 +138,21 @@ class Rescuer:
         if fault is not None:
             raise fault
 
-    async def _sweep_some(self, queue_id: int) -> bool:
+    async def _sweep_queue(self, queue_id: int) -> None:
+        spared, singly = divmod(self._late.get(queue_id, 0), 2)
+        while await self._sweep_some(queue_id, rows=1 if singly else self._rows, spared=spared):
+            pass
+        if spared:
+            log.error("leases that have run out can't be taken back", extra={"queue_id": queue_id, "leases": spared})
+
+    async def _sweep_some(self, queue_id: int, *, rows: int, spared: int) -> bool:
         """One statement; returns whether there may be more."""
         # Sweeps are rare, so every suspect is covered by starting further back.
         cursors = self._cursors.setdefault(queue_id, Cursors(young_seconds=math.inf))
         starts = cursors.starts()
         after: datetime | None = starts[0].run_at if 0 in starts else None
-        recovery = await self._store.recover(queue_id, after=after, max_rows=self._rows)
-        full = len(recovery.jobs) == self._rows and recovery.last_locked_until is not None
+        recovery = await self._store.recover(queue_id, after=after, max_rows=rows, spared=spared)
+        full = len(recovery.jobs) == rows and recovery.last_locked_until is not None
         came_to = recovery.last_locked_until if full else None
         cursors.advanced(starts, {0: Position(came_to or recovery.seen_at)}, recovery.snapshot, recovery.transaction)
         if recovery.jobs:

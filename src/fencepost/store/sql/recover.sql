@@ -1,7 +1,7 @@
 -- Take jobs of one queue back whose lease has run out: to pending while attempts are left, else to
 -- dead_letter; to cancelled when that was asked for.
 --
--- Parameters: after, where the sweep begins (null: everything); max_rows.
+-- Parameters: after, where the sweep begins (null: everything); max_rows; spared, how many of the first are left alone.
 -- Returns: a row first (id null) with this statement's snapshot, clock and transaction, and when the first lease ran
 --   out that it saw and did not take; then a row a job.
 -- Index: leases_expiry from :after on, then the primary key. Locks: the leases taken; those being settled right now
@@ -13,7 +13,7 @@ with expired as materialized (
        and l.locked_until >= coalesce(cast(:after as timestamptz), timestamptz '-infinity')
        and l.locked_until <= now()
      order by l.locked_until
-     limit cast(:max_rows as int)
+     limit cast(:max_rows as int) offset cast(:spared as int)
        for update skip locked
 ),
 judged as materialized (
