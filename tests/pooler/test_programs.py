@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -21,6 +22,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from fencepost import DatabaseUnavailable, Fencepost, InvalidSettings, Job
 from fencepost.settings import Settings
 from tests import pgbouncer
+from tests.processes.probed import ProbedWorker
 from tests.processes.support import QUICK
 from tests.service.support import Service
 from tests.store.support import until
@@ -76,6 +78,15 @@ def test_serve_from_end_to_end(url: str, processes: str) -> None:
     deaf = [line for line in service.logged if DEAF in line]
     assert len(deaf) == 1, "said once"
     assert not [line for line in service.logged if "prepared statement" in line or '"error"' in line]
+
+
+def test_a_worker_that_answers_probes(url: str, tmp_path: Path) -> None:
+    with ProbedWorker(tmp_path, DATABASE_URL=url, DATABASE_POOLER="transaction") as worker:
+        for _ in range(3):
+            assert worker.ask("/readyz").status == 200
+            assert "queue_depth" in worker.ask("/metrics").body
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
 
 
 def test_serve_listens_by_another_way(url: str, database_url: str) -> None:

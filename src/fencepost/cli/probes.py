@@ -8,7 +8,6 @@ own: a handler that blocks its loop blocks no probe.
 from __future__ import annotations
 
 import asyncio
-from typing import Self
 
 import msgspec
 
@@ -44,10 +43,15 @@ class Probes:
         host, port = self._listening.getsockname()[:2]
         return f"{host}:{port}"
 
-    async def start(self, dsn: str, look: Look) -> Self:
-        """Answer from now on. Raises DatabaseUnavailable."""
-        self._database = database = Database(dsn, schema=self._settings.schema, connections=CONNECTIONS)
-        await database.open()
+    async def open(self, dsn: str) -> None:
+        """Connect. Raises DatabaseUnavailable: before there are workers, who would have to be stopped."""
+        self._database = Database.of(self._settings, dsn, connections=CONNECTIONS)
+        await self._database.open()
+
+    def start(self, look: Look) -> None:
+        """Answer from now on, for the loops that *look* tells of; `open` comes first."""
+        database = self._database
+        assert database is not None
         self.readiness.watch(look)
         self.metrics.watch(self.readiness.look)
         app = create_probes(
@@ -59,7 +63,6 @@ class Probes:
         )
         self._server = make_server(app, self._settings)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]), name="fencepost-probes")
-        return self
 
     async def stop(self) -> None:
         """Close."""

@@ -83,9 +83,11 @@ class _Workers:
         pool = make_pool(self._settings, self._app, name=self._name, dsn=self._dsn, turn=self._turn, events=events)
         signals = StopSignals(at_once=pool.kill)
         await self._prepare(signals.stop)
+        if probes is not None:
+            await probes.open(self._dsn)
         await started(pool, signals.stop)
         if probes is not None:
-            await probes.start(self._dsn, pool.look)
+            probes.start(pool.look)
         looking = asyncio.create_task(keep_looking(pool.look), name="fencepost-health")
         self._greet(where, probes)
         awaited: list[asyncio.Future[Any]] = [asyncio.create_task(signals.stop.wait()), pool.failed]

@@ -24,8 +24,6 @@ from fencepost.store.failures import no_room_for_hints
 
 log = logging.getLogger("fencepost.hints")
 
-log = logging.getLogger("fencepost.listener")
-
 Hint = str | None
 
 QUIET_SECONDS = 0.005
