@@ -455,7 +455,7 @@ async def test_a_stuck_loop_is_named_and_forgotten_when_it_goes_on(
                 f"{name} to be told as stuck, not {troubled()}",
             )
         text = next(text for text in troubled() if f"the {names[0]} (" in text)
-        assert f"its last error: struck at {place}" in text
+        assert f"(struck at {place})" in text.partition("; its last error: ")[2]
         assert " has not come round since 20" in text
         told = [record for record in records(caplog, "a loop is stuck") if vars(record)["loop"] == names[0]]
         assert len(told) == 1, "once, not at each look"

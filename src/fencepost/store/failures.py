@@ -143,6 +143,15 @@ def is_of_the_value(error: BaseException) -> bool:
     return not isinstance(error, asyncpg.PostgresError) or str(error.sqlstate)[:2] in _OF_THE_VALUE
 
 
+def is_outage(error: BaseException) -> bool:
+    """
+    Whether *error* would have met any other statement as well, and may have come after the commit.
+
+    A missing right is none: it may be a trigger that lacks it, on one kind of row.
+    """
+    return isinstance(error, DatabaseUnavailable) and not isinstance(error, PrivilegeMissing)
+
+
 def is_the_servers(error: BaseException) -> bool:
     """Whether it is what the server said, so that where in our code it was met tells nobody anything."""
     return isinstance(error, asyncpg.PostgresError | SchemaMismatch | DatabaseUnavailable)

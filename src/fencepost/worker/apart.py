@@ -34,8 +34,7 @@ import msgspec
 from fencepost.domain import outcome as outcomes
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending, Outcome
-from fencepost.errors import DatabaseUnavailable
-from fencepost.store.failures import first_line, is_of_the_value, is_the_servers
+from fencepost.store.failures import first_line, is_of_the_value, is_outage, is_the_servers
 from fencepost.store.workers import LeaseBusy
 from fencepost.telemetry.pulses import Pulse
 from fencepost.worker.attempt import Attempt, Key
@@ -45,6 +44,8 @@ log = logging.getLogger("fencepost.worker")
 SHORTEST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
 """How often it is looked, in the end, whether an open transaction is over."""
+MOST_FAULTS = 10
+"""When so many fail in one look, it is most likely about none of them, and the others wait for the next look."""
 REFUSED_SECONDS = 10.0
 """How long an outcome is tried again that is refused even bare: a trigger of somebody's may mean only this moment."""
 
@@ -124,25 +125,35 @@ class Apart:
 
     async def _look_at(self, queue_id: int, attempts: list[Attempt]) -> None:
         """One look at attempts of one queue. Those that stay are looked at later. Survives every error."""
+        faults = 0
         try:
             completed = await self._store.completed(queue_id, [attempt.key for attempt in attempts])
             for attempt in attempts:
-                if attempt.key in completed:
-                    self._end_completed(attempt)
-                else:
-                    await self._write(attempt)
-                self._pulse.turned()
-        except Exception as error:
-            self._pulse.failed(error)
-            if is_the_servers(error):
-                log.warning("outcomes can't be written yet", extra={"reason": first_line(error)})
-            else:
-                log.exception("fault while writing outcomes apart; trying again")
+                try:
+                    if attempt.key in completed:
+                        self._end_completed(attempt)
+                    else:
+                        await self._write(attempt)
+                    self._pulse.turned()
+                except Exception as error:
+                    faults += 1
+                    if is_outage(error) or faults == MOST_FAULTS:
+                        raise
+                    self._failed(error)
+        except Exception as error:  # noqa: BLE001 - told below
+            self._failed(error)
         for attempt in attempts:
             waiting = self._waiting.get(attempt)
             if waiting is not None:
                 waiting.look_at = time.monotonic() + waiting.pause
                 waiting.pause = min(2 * waiting.pause, LONGEST_PAUSE_SECONDS)
+
+    def _failed(self, error: Exception) -> None:
+        self._pulse.failed(error)
+        if is_the_servers(error):
+            log.warning("outcomes can't be written yet", extra={"reason": first_line(error)})
+        else:
+            log.exception("fault while writing outcomes apart; trying again")
 
     async def _write(self, attempt: Attempt) -> None:
         """Write it, or bare where it is refused. Where that is refused too it stays, but not for ever."""
@@ -154,11 +165,9 @@ class Apart:
                 return
             except LeaseBusy:
                 return
-            except DatabaseUnavailable:
-                raise
             except Exception as error:
                 if not is_of_the_value(error):
-                    # The others first, next time: it may be about this one's place in some table after all.
+                    # The others first, next time: it may be about this one after all.
                     self._waiting[attempt] = self._waiting.pop(attempt)
                     raise
                 refusal = error

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Claim
-from fencepost.store.failures import first_line, is_the_servers, waited_too_long
+from fencepost.store.failures import first_line, is_outage, is_the_servers, waited_too_long
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.cursors import Cursors, Starts
@@ -249,9 +249,8 @@ class Dispatcher:
                 if waited_too_long(error):
                     self._settler.put_apart(batch)
                 else:
-                    unavailable = isinstance(error, DatabaseUnavailable)
-                    self._settler.give_back(queue_id, batch, is_doubtful=unavailable)
-                    if unavailable:
+                    self._settler.give_back(queue_id, batch, is_doubtful=is_outage(error))
+                    if is_outage(error):
                         raise
                 # One of them is refused or has to wait; which is found out while the claim goes on without them.
                 log.warning("outcomes were refused along with a claim", extra={"reason": str(error)})

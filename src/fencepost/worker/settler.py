@@ -19,8 +19,7 @@ from typing import Protocol
 
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
-from fencepost.errors import DatabaseUnavailable
-from fencepost.store.failures import first_line, is_of_the_value, is_the_servers, waited_too_long
+from fencepost.store.failures import first_line, is_of_the_value, is_outage, is_the_servers, waited_too_long
 from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.apart import Apart, ApartStore
 from fencepost.worker.attempt import Attempt
@@ -209,19 +208,16 @@ class Settler:
         batch = self.take(queue_id)
         try:
             statuses = await self._store.settle(queue_id, [outcome for _, outcome in batch])
-        except DatabaseUnavailable as error:
-            if waited_too_long(error):
-                log.warning("outcomes wait for a locked lease; writing them apart", extra={"outcomes": len(batch)})
-                self.put_apart(batch)
-                return
-            self.give_back(queue_id, batch, is_doubtful=True)
-            raise
         except Exception as error:
+            busy = waited_too_long(error)
+            if is_outage(error) and not busy:
+                self.give_back(queue_id, batch, is_doubtful=True)
+                raise
             # Whichever of them it is about, if any: the others are not kept waiting with it.
             self.put_apart(batch)
-            if not is_of_the_value(error):
+            if not busy and not is_of_the_value(error):
                 raise
-            log.warning("outcomes were refused; writing them apart", extra={"reason": first_line(error)})
+            log.warning("outcomes are written apart", extra={"reason": first_line(error), "outcomes": len(batch)})
         else:
             self.report(batch, statuses)
 
