@@ -11,7 +11,7 @@ from asyncpg import RaiseError
 
 from fencepost.domain.ids import new_id
 from fencepost.domain.job import Status
-from fencepost.errors import DatabaseUnavailable
+from fencepost.errors import DatabaseUnavailable, PrivilegeMissing
 from fencepost.store.claims import Recovery, Snapshot
 from fencepost.store.merging import Merger
 from fencepost.store.workers import WorkerStore
@@ -90,11 +90,12 @@ class Sweeping:
         )
 
 
-async def test_one_queue_that_can_not_be_swept_spares_the_others() -> None:
-    store: Any = Sweeping(ValueError("garbage"))
+@pytest.mark.parametrize("error", [ValueError("garbage"), PrivilegeMissing("garbage")])
+async def test_one_queue_that_can_not_be_swept_spares_the_others(error: Exception) -> None:
+    store: Any = Sweeping(error)
     woken: list[int] = []
     rescuer = Rescuer(store, wake=lambda queue_ids: woken.extend(queue_ids), events=Events())
-    with pytest.raises(ValueError, match="garbage"):
+    with pytest.raises(type(error), match="garbage"):
         await rescuer.sweep()
     assert (store.swept, woken) == ([1, 2, 3], [1, 3])
     # Next time it comes last; when the database fails there, the others have had their turn.

@@ -16,6 +16,7 @@ import fencepost
 from fencepost.domain.job import Status
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Position, Recovery
+from fencepost.store.failures import is_outage
 from fencepost.store.job_types import JobTypes
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
@@ -128,7 +129,7 @@ class Rescuer:
                 except Exception as error:
                     self._cursors.pop(queue_id, None)
                     faults = self._late.setdefault(queue_id, 0)
-                    if isinstance(error, DatabaseUnavailable):
+                    if is_outage(error):
                         raise
                     self._late[queue_id] = min(faults + 1, 2 * MOST_SPARED)
                     fault = error
