@@ -131,6 +131,11 @@ class PgBouncer:
             process.kill()
             process.wait()
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal: SIGSTOP, and it is silent until SIGCONT."""
+        assert self._process is not None, "it isn't running"
+        self._process.send_signal(number)
+
     def log(self) -> str:
         """What it has said."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""

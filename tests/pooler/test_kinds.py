@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
 import pytest
 
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
+from fencepost.settings import Settings
 from fencepost.store.database import Database
+from fencepost.store.doctor.examination import examine
+from fencepost.store.doctor.findings import Severity
 from fencepost.store.migrate import applied, migrate
 from fencepost.store.pooling import Pooler, detect
 from tests import pgbouncer
 from tests.conftest import with_database
+from tests.patience import limit
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct]
 
@@ -88,6 +98,101 @@ async def test_a_database_that_is_not_there(database_url: str, pooler: Pooler) -
         missing = bouncer.url(with_database(database_url, "there_is_no_such_database"))
         with pytest.raises(InvalidSettings, match=r"DATABASE_URL: .*there_is_no_such_database"):
             await Database(missing, pooler=pooler).open()
+
+
+async def test_a_proxy_that_only_answers_for_the_server(database_url: str) -> None:
+    """With a process number of its own, but all that we need: it is taken for none, without being told."""
+    async with proxied(database_url) as url:
+        database = Database(url)
+        await database.open()
+        assert [dict(row) for row in await database.fetch("audit")] == [
+            {"jobs": 0, "pending": 0, "leases": 0, "finished": 0}
+        ]
+        await database.close()
+        assert "pooler.mode" not in await complaints(url)
+        elsewhere = Database(database_url, pooler=Pooler.TRANSACTION, listen_dsn=url)
+        (await elsewhere.connect_to_listen()).terminate()
+
+
+async def test_the_doctor_knows_what_a_start_would_refuse(database_url: str) -> None:
+    for ignored in ("extra_float_digits", DROPPED):
+        with pgbouncer.running(database_url, "session", ignore_startup_parameters=ignored) as bouncer:
+            assert "pooler.mode" in await complaints(bouncer.url(database_url))
+
+
+async def complaints(url: str) -> list[str]:
+    """What the doctor says, without being told of a pooler."""
+    return [one.code for one in (await examine(url, Settings())).findings if one.severity is not Severity.OK]
+
+
+@asynccontextmanager
+async def proxied(url: str) -> AsyncIterator[str]:
+    """The address of *url* through something that gives out other process numbers than the server's."""
+    there = urlsplit(url)
+    query = dict(parse_qsl(there.query))
+    host, port = query.get("host") or there.hostname or "127.0.0.1", query.get("port") or str(there.port or 5432)
+
+    relays: list[Any] = []
+
+    async def relay(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+        opening = (
+            asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
+            if host.startswith("/")
+            else asyncio.open_connection(host, int(port))
+        )
+        relays.append(asyncio.current_task())
+        server, requests = await opening
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await asyncio.gather(pass_on(client, requests), renumbered(server, answers))
+        for writer in (requests, answers):
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    proxy = await asyncio.start_server(relay, "127.0.0.1")
+    own = proxy.sockets[0].getsockname()[1]
+    rest = [(name, value) for name, value in query.items() if name not in ("host", "port")]
+    account = f"{there.username}@" if there.username else ""
+    yield urlunsplit(
+        there._replace(netloc=f"{account}127.0.0.1:{own}", query=urlencode([*rest, ("sslmode", "disable")]))
+    )
+    proxy.close()
+    await asyncio.gather(*relays)
+
+
+async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    """Everything, until there is no more."""
+    while data := await source.read(65536):
+        sink.write(data)
+        await sink.drain()
+    sink.close()
+
+
+async def renumbered(server: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+    """What the server says, with another process number in its greeting."""
+    kind = b""
+    while kind != b"Z":
+        kind, length = await server.readexactly(1), await server.readexactly(4)
+        body = await server.readexactly(int.from_bytes(length) - 4)
+        if kind == b"K":
+            body = (int.from_bytes(body[:4]) + 1).to_bytes(4) + body[4:]
+        answers.write(kind + length + body)
+    await pass_on(server, answers)
+
+
+async def test_a_way_to_listen_through_a_pooler_that_keeps_sessions(database_url: str) -> None:
+    """It hears, and the pooler needs no `ignore_startup_parameters` for that either."""
+    heard = asyncio.Event()
+    with pgbouncer.running(database_url, "session") as bouncer:
+        database = Database(bouncer.url(database_url), pooler=Pooler.TRANSACTION, listen_dsn=bouncer.url(database_url))
+        await database.open()
+        ear = await database.connect_to_listen()
+        await ear.add_listener("here", lambda *_: heard.set())
+        await database.execute("notify here")
+        async with asyncio.timeout(limit(10)):
+            await heard.wait()
+        ear.terminate()
+        await database.close()
 
 
 async def test_a_way_to_listen_that_leads_to_a_pooler(database_url: str) -> None:

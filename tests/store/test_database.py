@@ -16,6 +16,7 @@ import pytest
 from fencepost.domain.job import Status
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.store import database as database_module
+from fencepost.store import sessions
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
@@ -193,7 +194,7 @@ async def test_a_wrong_statement_is_no_outage(database: Database) -> None:
 
 
 async def test_a_statement_that_takes_too_long_is_an_outage(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(database_module._SESSION, "statement_timeout", "50ms")
+    monkeypatch.setitem(sessions.SESSION, "statement_timeout", "50ms")
     database = Database(database_url, connections=1)
     await database.open()
     with pytest.raises(DatabaseUnavailable, match="statement timeout"):

@@ -20,10 +20,10 @@ import msgspec
 import pytest
 
 from fencepost.store import statements
-from fencepost.store.database import _SESSION as SESSION
 from fencepost.store.database import HOT_SESSION
 from fencepost.store.jobs import Jobs
 from fencepost.store.queues import Queues
+from fencepost.store.sessions import SESSION
 from fencepost.store.workers import WorkerStore
 from fencepost.worker.cursors import Cursors
 from tests.conftest import TEMPLATE, with_database

@@ -24,10 +24,11 @@ from fencepost.errors import DatabaseUnavailable, JobNotFound, WrongStatus
 from fencepost.settings import Settings
 from fencepost.store import retention as steps
 from fencepost.store import statements
-from fencepost.store.database import _SESSION, HOT_SESSION, Database
+from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.jobs import Jobs
 from fencepost.store.migrate import prepare
 from fencepost.store.retention import FIRST_ID, LAST_ID, Keep, NotOurTurn, Retention, Span
+from fencepost.store.sessions import SESSION
 from fencepost.store.workers import WorkerStore
 
 from .history import History, days_ago, old_job
@@ -630,7 +631,7 @@ async def test_nothing_is_read_but_the_rows_asked_for(ground: Ground) -> None:
         "survey_range": {"starts_at": span.starts_at, "keep": keep, "max_rows": 50, "most_jobs": 50},
     }
     await ground.watch()
-    connection = await connect(ground.url, **_SESSION)
+    connection = await connect(ground.url, **SESSION)
     for name, given in values.items():
         statement = statements.load(name, "fencepost")
         await connection.execute(f"prepare one as {statement.text}")

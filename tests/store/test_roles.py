@@ -14,11 +14,11 @@ from fencepost.domain.ids import new_id
 from fencepost.errors import InvalidSettings, PrivilegeMissing, SchemaMismatch
 from fencepost.settings import Settings
 from fencepost.store import grants, migrate, statements
-from fencepost.store.database import _SESSION as SESSION
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.grants import GRANTS, Grant, Purpose, grants_of
 from fencepost.store.jobs import Jobs
 from fencepost.store.retention import Keep, Retention
+from fencepost.store.sessions import SESSION
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
 from fencepost.worker.pruner import Pruner

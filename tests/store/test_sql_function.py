@@ -38,9 +38,9 @@ async def enqueue(sql: Connection, arguments: str) -> UUID:
 
 
 @pytest.fixture
-async def heard(database: Database) -> AsyncIterator[list[str]]:
+async def heard(database: Database, database_url: str) -> AsyncIterator[list[str]]:
     """What is notified on the schema's channel."""
-    ear = await connect(database.dsn)
+    ear = await connect(database_url)
     found: list[str] = []
     await ear.add_listener(database.channel, lambda *arguments: found.append(arguments[3]))
     yield found

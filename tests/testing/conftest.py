@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fencepost import Fencepost
-from fencepost.store import database as database_module
+from fencepost.store import sessions
 from fencepost.testing import Kit
 
 MakeKit = Callable[..., Kit]
@@ -23,11 +23,11 @@ def app() -> Fencepost:
 @pytest.fixture
 def make_kit(database_url: str) -> Iterator[MakeKit]:
     """Makes kits on the test's database. What kits change for the whole process is put back."""
-    before = dict(database_module._SESSION)
+    before = dict(sessions.SESSION)
 
     def make(app: Fencepost, **options: Any) -> Kit:
         return Kit(app, database_url, **options)
 
     yield make
-    database_module._SESSION.clear()
-    database_module._SESSION.update(before)
+    sessions.SESSION.clear()
+    sessions.SESSION.update(before)

@@ -17,7 +17,7 @@ from fencepost.domain.context import Context
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
 from fencepost.errors import LeaseLost
-from fencepost.store import database as database_module
+from fencepost.store import sessions
 from fencepost.worker import executor as executor_module
 from fencepost.worker import worker as worker_module
 from fencepost.worker.attempt import Attempt
@@ -336,7 +336,7 @@ async def test_a_lease_that_somebody_holds_for_long_holds_up_only_its_own_outcom
     bench: Bench, monkeypatch: pytest.MonkeyPatch, busy: bool
 ) -> None:
     """Nothing but a handler of ours should have one locked. Whoever has: it costs the others one lock timeout."""
-    monkeypatch.setitem(database_module._SESSION, "lock_timeout", "500ms")
+    monkeypatch.setitem(sessions.SESSION, "lock_timeout", "500ms")
     started, go_on = 0, asyncio.Event()
 
     @bench.job("waits")

@@ -1,15 +1,15 @@
 """
 The seam to the driver.
 
-Everything that knows asyncpg is here (and in `listener.py`, `migrate.py`, `pooling.py` and `failures.py`):
-the pool, the sessions' settings, and JSON passing through as bytes.
+Everything that knows asyncpg is here (and in `sessions.py`, `listener.py`, `migrate.py`, `pooling.py` and
+`failures.py`): the pool, and the statements that go through it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 import asyncpg
@@ -17,45 +17,17 @@ import asyncpg
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.settings import Settings
 from fencepost.settings.pooler import Pooler
-from fencepost.store import pooling, statements
+from fencepost.store import pooling, sessions, statements
 from fencepost.store.failures import MISTAKEN, UNAVAILABLE, first_line, is_broken, prepared, translated
 from fencepost.store.lines import Lines
+from fencepost.store.sessions import PATIENCE_SECONDS, SESSION, Sessions, cut_off
 
 Row = Mapping[str, Any]
 
 ACQUIRE_SECONDS = 5.0
 """Longest wait for a free connection; after that the caller is told, rather than queued for ever."""
-STATEMENT_SECONDS = 30.0
-PATIENCE_SECONDS = STATEMENT_SECONDS + 5
-"""How long an answer is waited for: a little longer than the server works on it."""
 LINES = 2
 """How many connections are kept for single statements, where there are enough of them."""
-
-_SESSION = {
-    # Ours whatever the role's or the database's defaults are.
-    "search_path": "pg_catalog",
-    "timezone": "UTC",
-    "statement_timeout": f"{STATEMENT_SECONDS:g}s",
-    "lock_timeout": "10s",
-    "idle_in_transaction_session_timeout": "10s",
-    "idle_session_timeout": "0",
-    "default_transaction_isolation": "read committed",
-    "jit": "off",
-    # A partition that nothing was filed in yet looks quick to scan, and the plan is kept while it fills.
-    "enable_seqscan": "off",
-    # Planning each call afresh costs more than running it, and no plan of ours depends on a value.
-    "plan_cache_mode": "force_generic_plan",
-}
-
-
-def look_first(schema: str) -> None:
-    """
-    Have every session that this process opens from now on look for functions in *schema* before PostgreSQL's own.
-
-    For tests, which put a clock of theirs there. In a database without such a schema it changes nothing.
-    """
-    _SESSION["search_path"] = f"{statements.quote_schema(schema)}, pg_catalog"
-
 
 HOT_SESSION = {
     # The hot tables look empty to ANALYZE and are full of dead rows: only index scans driven by the
@@ -81,12 +53,6 @@ class Connection(Querier, Protocol):
     async def execute(self, sql: str, *arguments: object) -> None:
         """Run SQL text; with *arguments* for `$1`, `$2`, … it is prepared once and kept."""
         ...
-
-
-class _Connection(asyncpg.Connection):
-    def get_reset_query(self) -> str:
-        # The sessions' settings are start-up parameters, so there is nothing to reset and a round trip to save.
-        return ""
 
 
 class _Session:
@@ -155,7 +121,7 @@ class Database:
         self._connections = connections - lines
         # They have a timer for all their statements.
         self._lines = Lines(lambda: self.connect(command_timeout=None), count=lines, patience_seconds=PATIENCE_SECONDS)
-        self._settings = {**_SESSION, **(session or {})}
+        self._sessions = Sessions(dsn, {**SESSION, **(session or {})}, self.pooler)
         self._pool: Any = None
 
     @classmethod
@@ -220,47 +186,21 @@ class Database:
             # A floor is restored by the driver itself, which logs a trace at each try while the database is away.
             min_size=0,
             max_size=self._connections,
-            connection_class=_Connection,
             max_inactive_connection_lifetime=300,
-            init=lambda connection: self._make_ready(connection, self._settings),
-            **self._options(self._settings),
+            init=self._sessions.make_ready,
+            **self._sessions.options(),
         )
         try:
             # Nobody else holds one yet, and connecting has a time of its own.
             async with pool.acquire() as connection:
                 if self.pooler is Pooler.NONE:
-                    await pooling.check_direct(connection, self._settings)
+                    await pooling.check_direct(self.dsn, connection, self._sessions.settings)
                 elif self.pooler is Pooler.SESSION:
                     await pooling.check_session(self.dsn, connection)
         except BaseException:
             pool.terminate()
             raise
         self._pool = pool
-
-    def _options(self, settings: Mapping[str, str]) -> dict[str, Any]:
-        """What a connection is made with. A pooler would refuse settings, or drop them."""
-        is_direct = self.pooler is Pooler.NONE
-        options = {
-            "server_settings": {"application_name": "fencepost", **(settings if is_direct else {})},
-            "timeout": 5.0,
-            "command_timeout": PATIENCE_SECONDS,
-            # Where the driver can't be told by the server it asks, in a statement of no transaction.
-            "target_session_attrs": "read-write" if is_direct else "any",
-        }
-        return options | ({"statement_cache_size": 0} if self.pooler is Pooler.TRANSACTION else {})
-
-    async def _make_ready(self, connection: Any, settings: Mapping[str, str]) -> None:
-        """What a connection that was just made needs before it is used."""
-        if self.pooler is Pooler.TRANSACTION:
-            async with self.begun(connection):
-                await _refuse_read_only(connection)
-                await _pass_json_through(connection)
-            return
-        if self.pooler is Pooler.SESSION:
-            await connection.execute(pooling.session_settings(settings))
-            await _refuse_read_only(connection)
-        await connection.execute(pooling.corrections())
-        await _pass_json_through(connection)
 
     async def connect(
         self, session: Mapping[str, str] | None = None, *, command_timeout: float | None = PATIENCE_SECONDS
@@ -270,32 +210,15 @@ class Database:
 
         In transaction mode they are there only in `begun`.
         """
-        settings = {**self._settings, **(session or {})}
-        options = self._options(settings) | {"command_timeout": command_timeout}
-        connection = await asyncpg.connect(self.dsn, connection_class=_Connection, **options)
-        try:
-            async with asyncio.timeout(ACQUIRE_SECONDS):
-                await self._make_ready(connection, settings)
-        except BaseException:
-            connection.terminate()
-            raise
-        return connection
+        return await self._sessions.connect(session, command_timeout=command_timeout)
 
     async def connect_to_listen(self) -> Any:
         """
         A connection for LISTEN: by the way that is meant for it, if there is one.
 
-        Raises the driver's errors, and InvalidSettings when that way leads to a pooler.
+        Raises the driver's errors, and InvalidSettings when that way keeps no sessions.
         """
-        if self.listen_dsn is None:
-            return await self.connect()
-        connection = await Database(self.listen_dsn, schema=self.schema, pooler=Pooler.NONE).connect()
-        try:
-            await pooling.check_listening(connection)
-        except BaseException:
-            connection.terminate()
-            raise
-        return connection
+        return await (self.connect() if self.listen_dsn is None else sessions.connect_to_listen(self.listen_dsn))
 
     async def close(self) -> None:
         """Close every connection; waits a moment for those in use, then cuts them. Safe to call twice."""
@@ -325,32 +248,11 @@ class Database:
         async with self._acquire() as connection, self.begun(connection, snapshot=snapshot):
             yield _Session(connection, self.schema)
 
-    @asynccontextmanager
-    async def begun(
+    def begun(
         self, connection: Any, *, snapshot: bool = False, session: Mapping[str, str] | None = None
-    ) -> AsyncIterator[None]:
-        """
-        A transaction on one connection, which is committed at the end, or rolled back for an error.
-
-        It is begun and given its settings in one round trip where the session can't keep them; *session* is put on
-        top of them there.
-        """
-        if self.pooler is not Pooler.TRANSACTION:
-            options = {"isolation": "repeatable_read", "readonly": True} if snapshot else {}
-            async with connection.transaction(**options):
-                yield
-            return
-        try:
-            await connection.execute(pooling.opening({**self._settings, **(session or {})}, snapshot=snapshot))
-            yield
-            ended = await connection.execute("commit")
-        except BaseException as error:
-            # A broken one is given up by whoever holds it.
-            if not is_broken(error) and not connection.is_closed():
-                await connection.execute("rollback")
-            raise
-        if ended != "COMMIT":
-            raise asyncpg.InFailedSQLTransactionError("it was rolled back, since a statement in it had failed")
+    ) -> AbstractAsyncContextManager[None]:
+        """A transaction on one connection, with *session* on top of the usual settings in transaction mode."""
+        return self._sessions.begun(connection, snapshot=snapshot, session=session)
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -392,22 +294,5 @@ class Database:
                     yield connection
                 except BaseException as error:
                     if is_broken(error):
-                        connection.terminate()
+                        cut_off(connection)
                     raise
-
-
-async def _refuse_read_only(connection: Any) -> None:
-    """Raise as the driver does where it can ask the server itself: a standby, or one that is to become one."""
-    if await connection.fetchval("select pg_catalog.current_setting('transaction_read_only')") == "on":
-        raise asyncpg.exceptions.TargetServerAttributeNotMatched("the server takes no writes")
-
-
-async def _pass_json_through(connection: Any) -> None:
-    """Payloads and results stay bytes: they are decoded once, by whom they are for."""
-    await connection.set_type_codec(
-        "jsonb",
-        schema="pg_catalog",
-        encoder=lambda raw: b"\x01" + raw,
-        decoder=lambda raw: bytes(raw[1:]),
-        format="binary",
-    )

@@ -61,10 +61,12 @@ def is_broken(error: BaseException) -> bool:
     """
     Whether the connection that ended in *error* must not be used again.
 
-    After a cancellation, because asking a silent server to stop would take as long as waiting for it; and when it
-    leads to a server that was demoted, for the next one to find the one that takes writes.
+    After a cancellation, or when no answer came in time, because asking a silent server to stop would take as long as
+    waiting for it; and when it leads to a server that was demoted, for the next one to find the one that takes writes.
     """
-    return isinstance(error, asyncio.CancelledError | asyncpg.ReadOnlySQLTransactionError)
+    return isinstance(
+        error, asyncio.CancelledError | GeneratorExit | TimeoutError | asyncpg.ReadOnlySQLTransactionError
+    )
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from fencepost.store.failures import LEFT_BEHIND, first_line, translated
 
 __all__ = [
     "Pooler",
+    "beginning",
     "check_direct",
     "check_listening",
     "check_session",
@@ -34,6 +35,7 @@ __all__ = [
     "explained",
     "opening",
     "session_settings",
+    "transaction_settings",
 ]
 
 ROUNDS = 10
@@ -45,8 +47,8 @@ _COMPARED = ("search_path", "jit", "enable_seqscan", "plan_cache_mode")
 _MISTAKES = ("does not exist", "no such database", "no such user", "authentication failed")
 """A pooler says these in its own way, without the codes that PostgreSQL has for them."""
 _ADVICE = (
-    "set DATABASE_POOLER=transaction (or session, for a pooler with pool_mode = session), or connect to PostgreSQL "
-    "itself"
+    "set DATABASE_POOLER=transaction (or session, for a pooler or proxy that keeps one of the server's connections for "
+    "each client), or connect to PostgreSQL itself"
 )
 
 
@@ -86,14 +88,19 @@ def corrections(*, is_local: bool = False) -> str:
     )
 
 
-def opening(settings: Mapping[str, str], *, snapshot: bool = False) -> str:
-    """
-    SQL that begins a transaction with these settings, in one message, so on one connection.
+def beginning(*, snapshot: bool = False) -> str:
+    """SQL that begins a transaction; with *snapshot* all its statements read the same state, and none writes."""
+    return f"begin isolation level {'repeatable read, read only' if snapshot else 'read committed'}"
 
-    With *snapshot* all its statements read the same state, and none writes.
-    """
-    how = "repeatable read, read only" if snapshot else "read committed"
-    return f"begin isolation level {how}; {_setting(settings, is_local=True)}; {corrections(is_local=True)}"
+
+def transaction_settings(settings: Mapping[str, str]) -> str:
+    """SQL that gives a transaction its settings. In one message with its beginning it is on the same connection."""
+    return f"{_setting(settings, is_local=True)}; {corrections(is_local=True)}"
+
+
+def opening(settings: Mapping[str, str], *, snapshot: bool = False) -> str:
+    """SQL that begins a transaction with these settings, in one message, so on one connection."""
+    return f"{beginning(snapshot=snapshot)}; {transaction_settings(settings)}"
 
 
 async def detect(dsn: str) -> Pooler:
@@ -114,11 +121,17 @@ async def detect(dsn: str) -> Pooler:
             connection.terminate()
 
 
-async def check_direct(connection: Any, settings: Mapping[str, str]) -> None:
-    """Raise InvalidSettings when *connection*, which was to start with *settings*, leads to a pooler."""
-    if await _is_pooled(connection):
+async def check_direct(dsn: str, connection: Any, settings: Mapping[str, str]) -> None:
+    """
+    Raise InvalidSettings when *connection*, which was to start with *settings*, leads to a pooler.
+
+    A proxy that answers for the server but passes the settings on, and keeps a session for each client, is as good as
+    none.
+    """
+    process, lost = await _compared(connection, settings)
+    is_pooled = process != connection.get_server_pid()
+    if is_pooled and (lost or not await _keeps_its_session(dsn, connection)):
         raise InvalidSettings(f"DATABASE_URL leads to a pooler, and DATABASE_POOLER says that there is none; {_ADVICE}")
-    lost = await _lost(connection, settings)
     if lost:
         raise InvalidSettings(
             f"DATABASE_URL: the settings that our connections start with ({', '.join(lost)}) don't reach PostgreSQL; "
@@ -135,12 +148,12 @@ async def check_session(dsn: str, connection: Any) -> None:
         )
 
 
-async def check_listening(connection: Any) -> None:
-    """Raise InvalidSettings when *connection*, which is to listen, leads to a pooler: it might hear nothing."""
-    if await _is_pooled(connection):
+async def check_listening(dsn: str, connection: Any) -> None:
+    """Raise InvalidSettings when *connection*, made through *dsn* to listen, isn't one session: it may hear nothing."""
+    if await _is_pooled(connection) and not await _keeps_its_session(dsn, connection):
         raise InvalidSettings(
-            "DATABASE_LISTEN_URL leads to a pooler, where notifications may get lost; give the address of PostgreSQL "
-            "itself, or leave it out"
+            "DATABASE_LISTEN_URL leads to a pooler that changes connections between transactions, where notifications "
+            "get lost; give the address of PostgreSQL itself, or leave it out"
         )
 
 
@@ -194,12 +207,12 @@ async def _process(connection: Any) -> int:
     return int(await connection.fetchval("select pg_catalog.pg_backend_pid()"))
 
 
-async def _lost(connection: Any, settings: Mapping[str, str]) -> list[str]:
-    """Which of the settings that can be compared the session doesn't have."""
+async def _compared(connection: Any, settings: Mapping[str, str]) -> tuple[int, list[str]]:
+    """The server's process, and which of the settings that can be compared the session doesn't have."""
     names = [name for name in _COMPARED if name in settings]
     columns = ", ".join(f"pg_catalog.current_setting('{name}')" for name in names)
-    row = await connection.fetchrow(f"select {columns}")
-    return [name for name, value in zip(names, row, strict=True) if value != settings[name]]
+    process, *values = await connection.fetchrow(f"select pg_catalog.pg_backend_pid(), {columns}")
+    return int(process), [name for name, value in zip(names, values, strict=True) if value != settings[name]]
 
 
 async def _keeps_its_session(dsn: str, connection: Any) -> bool:

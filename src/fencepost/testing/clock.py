@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from functools import cache
 from importlib.resources import files
 
-from fencepost.store.database import Database, look_first
+from fencepost.store.database import Database
+from fencepost.store.sessions import look_first
 from fencepost.store.statements import qualify
 
 

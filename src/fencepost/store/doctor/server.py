@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+from fencepost.errors import InvalidSettings
 from fencepost.store import pooling
-from fencepost.store.database import Row
+from fencepost.store.database import Database, Row
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
 from fencepost.store.doctor.patient import Patient
 from fencepost.store.migrate import LOWEST_SERVER
@@ -144,6 +145,8 @@ async def clock(patient: Patient) -> list[Finding]:
 async def pooler(patient: Patient) -> list[Finding]:
     """Whether there is a pooler, and DATABASE_POOLER says so."""
     said, found = patient.settings.database_pooler, await pooling.detect(patient.dsn)
+    if said is Pooler.NONE and found is Pooler.SESSION and await _works_as_none(patient):
+        return []
     if said is not found and not (found is Pooler.NONE and said is Pooler.SESSION):
         what = "straight to PostgreSQL" if found is Pooler.NONE else f"through a pooler in {found} mode"
         make = warning if found is Pooler.NONE else error
@@ -163,6 +166,18 @@ async def pooler(patient: Patient) -> list[Finding]:
             )
         ]
     return []
+
+
+async def _works_as_none(patient: Patient) -> bool:
+    """Whether what stands between lets everything through: a proxy that gives out process numbers of its own."""
+    database = Database.of(patient.settings, patient.dsn, connections=1)
+    try:
+        await database.open()
+    except InvalidSettings:
+        return False
+    finally:
+        await database.close()
+    return True
 
 
 async def connections(patient: Patient) -> list[Finding]:
