@@ -91,6 +91,7 @@ async def test_a_time_beyond_what_python_has_never_keeps_a_page_from_being_read(
     read = await jobs.get(odd.id)
     assert read is not None
     assert read.expires_at is not None
+    assert read.run_at is not None
     assert read.expires_at.year == read.run_at.year == (1 if moment in ("0044-03-15 BC", "-infinity") else 9999)
     found = await jobs.get(usual.id)
     assert found is not None

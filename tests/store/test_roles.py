@@ -575,7 +575,8 @@ async def test_everybody_who_could_use_the_functions_before_still_can(empty_url:
 
 async def test_what_was_harmless_to_hand_out_is_taken_back(empty_url: str, monkeypatch: Any) -> None:
     """Execution by default privileges let nobody do anything while functions had their callers' rights."""
-    monkeypatch.setattr(migrate, "steps", lambda known=migrate.steps(): known[:4])
+    steps = migrate.steps()
+    monkeypatch.setattr(migrate, "steps", lambda: steps[:4])
     looks, friend = (f"{word}_{new_id().hex[-12:]}" for word in ("looks", "friend"))
     sql = await connect(empty_url)
     try:

@@ -48,7 +48,11 @@ begin
             having not fn.name = any (owners)
                 or (pg_catalog.bool_or(x.stores) and fn.name in ('enqueue', 'enqueue_jobs'))
         );
-        users := array(select u.name from pg_catalog.unnest(users) u (name) where pg_catalog.has_function_privilege(u.name, fn.oid, 'execute'));
+        users := array(
+            select u.name
+              from pg_catalog.unnest(users) u (name)
+             where pg_catalog.has_function_privilege(u.name, fn.oid, 'execute')
+        );
         execute pg_catalog.format('revoke execute on function %s from public', fn.signature);
         -- Execution that default privileges handed out, say, did no harm while a function acted with its caller's rights.
         for grantee in
