@@ -90,6 +90,7 @@ STATEMENTS: dict[str, set[Purpose]] = {
     "first_pending": READS,
     "forget_workers": WRITES,
     "grantee": ANYBODY,
+    "grantee_excess": ANYBODY,
     "job_queue": READS,
     "key_spans": READS,
     "leased_queues": READS,
@@ -293,6 +294,27 @@ async def test_granting_takes_away_what_is_too_much_and_can_be_repeated(
     assert once == await _held(sql, role) == _listed(GRANTS[READER]) < before
     await grants.apply(database, role, set())
     assert await _held(sql, role) == set()
+
+
+async def test_what_a_grant_can_not_take_away_is_told(
+    sql: Connection, roles: dict[Purpose, str], database: Database
+) -> None:
+    """What everybody may, what another role lends, and what tables that are made later will be given."""
+    role, other = roles[PRODUCER], roles[READER]
+    assert await grants.apply(database, role, {PRODUCER}) == []
+    await sql.execute("grant select on fencepost.workers to public")
+    assert await grants.apply(database, role, {PRODUCER}) == ["select on workers"]
+    await sql.execute("revoke select on fencepost.workers from public")
+    await sql.execute(f"alter default privileges in schema fencepost grant select on tables to {role}")
+    try:
+        assert await grants.apply(database, role, {PRODUCER}) == ["select on tables made later"]
+    finally:
+        await sql.execute(f"alter default privileges in schema fencepost revoke select on tables from {role}")
+    await sql.execute(f"grant {other} to {role}")
+    more = await grants.apply(database, role, {PRODUCER})
+    assert "select on jobs" in more
+    assert "select on schema_version" not in more
+    assert not [one for one in more if not one.startswith("select on ")]
 
 
 def _listed(granted: tuple[Grant, ...]) -> set[tuple[str, str]]:
