@@ -329,6 +329,56 @@ function check_job(type text, payload jsonb, queue text, priority integer, max_a
         end if;
     end
 
+function check_strangers(jobs jsonb) returns void
+    plpgsql, stable, parallel unsafe, search_path=pg_catalog, pg_temp, enable_seqscan=off
+    -- Refuses jobs of a role that can't insert any by itself, and so isn't known to mean well: an id that another job has, or
+    -- had and left its idempotency key; a queue's id; and what neither the API nor enqueue would take. For enqueue_jobs only.
+    declare
+        taken uuid;
+    begin
+        if jobs @? '$[*].queue_id' then
+            raise exception 'queue_id: name the queue instead' using errcode = 'insufficient_privilege';
+        end if;
+        select i.id
+          into taken
+          from (
+            select r.id, count(*) as times from jsonb_to_recordset(jobs) as r (id uuid) group by 1
+          ) i
+          left join lateral (select true as found from fencepost.jobs j where j.id = i.id limit 1) j on true
+          left join lateral (select true as found from fencepost.idempotency_keys k where k.job_id = i.id limit 1) k on true
+         where i.times > 1
+            or j.found
+            or k.found
+         limit 1;
+        if found then
+            raise exception 'id: there is a job with this id already: %', taken using errcode = 'unique_violation';
+        end if;
+        perform fencepost.check_job(
+                    i.type, coalesce(i.payload, jsonb 'null'), i.queue, coalesce(i.priority, 0), i.max_attempts, i.run_at,
+                    i.delay_microseconds * interval '1 microsecond', make_interval(secs => i.timeout_seconds),
+                    i.expires_microseconds * interval '1 microsecond', i.idempotency_key, i.tags, null
+                ),
+                fencepost.check_unique(
+                    i.key, i.until, i.until, i.period_microseconds * interval '1 microsecond', i.mode
+                )
+           from (
+            select r.*, r."unique" ->> 'key' as key, r."unique" ->> 'until' as until, r."unique" ->> 'mode' as mode,
+                   cast(r."unique" ->> 'period_microseconds' as bigint) as period_microseconds
+              from jsonb_to_recordset(jobs) as r (
+                       type text, payload jsonb, queue text, priority int, max_attempts int, run_at timestamptz,
+                       delay_microseconds bigint, timeout_seconds float8, expires_microseconds bigint,
+                       idempotency_key text, tags text[], "unique" jsonb
+                   )
+           ) i;
+        if exists (
+            select
+              from jsonb_to_recordset(jobs) as i (expires_at timestamptz)
+             where i.expires_at < timestamptz '1970-01-01 00:00+00'
+        ) then
+            raise exception 'expires_at: must not be before the year 1970' using errcode = 'invalid_parameter_value';
+        end if;
+    end
+
 function check_unique(key text, asked_until text, until text, period interval, mode text) returns void
     plpgsql, stable, parallel unsafe, search_path=pg_catalog, pg_temp
     -- Raises invalid_parameter_value when what enqueue is told about a unique key can't be.
@@ -569,8 +619,7 @@ function enqueue_jobs(jobs jsonb, wake boolean, whole boolean) returns jsonb
     -- nothing at all is stored and nothing changed, and the caller's transaction can go on. quiet is there when no job was
     -- stored or moved.
     --
-    -- Acts as the owner. A session whose role can't insert jobs by itself can't name what that would check: a queue's id, and
-    -- an id that another job has, in whichever queue.
+    -- Acts as the owner. What it demands of a role that can't insert jobs by itself is in check_strangers.
     --
     -- whole: false is for jobs of several callers in a transaction of its own. Then one that is refused leaves the others
     -- stored, and a key that another open transaction holds isn't waited for: the call fails with lock_not_available.
@@ -579,28 +628,42 @@ function enqueue_jobs(jobs jsonb, wake boolean, whole boolean) returns jsonb
     -- run_at without seeing the row knows whom to wait for.
     declare
         moment timestamptz;
+        place record;
         places jsonb;
         answers jsonb := '[]';
         refused jsonb;
         answer jsonb;
     begin
         -- What workers could not read. The rest is up to the library, which checks more and says it better.
-        if jobs @? '$[*] ? (@.tags != null).tags[*].type() ? (@ != "string")' then
+        if jobs @? '$[*].tags.type() ? (@ != "array" && @ != "null")'
+            or jobs @? '$[*] ? (@.tags.type() == "array").tags[*].type() ? (@ != "string")'
+        then
             raise exception 'tags: must be an array of texts, in one dimension' using errcode = 'invalid_parameter_value';
         end if;
         if jobs @? '$[*].metadata.type() ? (@ != "object" && @ != "null")' then
             raise exception 'metadata: must be a JSON object' using errcode = 'invalid_parameter_value';
         end if;
-        if not has_table_privilege(session_user, 'fencepost.jobs'::regclass, 'insert') then
-            if jobs @? '$[*].queue_id' then
-                raise exception 'queue_id: name the queue instead' using errcode = 'insufficient_privilege';
-            end if;
-            if exists (
-                select
-                  from jsonb_to_recordset(jobs) as i (id uuid)
-                 cross join lateral (select from fencepost.jobs j where j.id = i.id limit 1) taken
-            ) then
-                raise exception 'id: there is a job with this id already' using errcode = 'unique_violation';
+        -- Who may insert jobs by itself. Inside a function that acts as the owner, current_user is the owner.
+        if not has_table_privilege(
+            cast(coalesce(nullif(current_setting('role'), 'none'), session_user) as name), 'fencepost.jobs'::regclass, 'insert'
+        ) then
+            perform fencepost.check_strangers(jobs);
+        elsif jobs @? '$[*].queue_id ? (@ != null)' then
+            select p.*
+              into place
+              from (
+                select distinct i.queue_id, coalesce(i.priority, 0) as priority
+                  from jsonb_to_recordset(jobs) as i (queue_id int, priority smallint)
+                 where i.queue_id is not null
+              ) p
+             where not exists (
+                select from fencepost.lanes l where l.queue_id = p.queue_id and l.priority = p.priority
+             )
+             limit 1;
+            if found then
+                raise exception 'queue_id: there is no queue % with a lane of priority %, so nobody would look there',
+                    place.queue_id, place.priority
+                    using errcode = 'invalid_parameter_value';
             end if;
         end if;
         perform pg_current_xact_id();
@@ -654,8 +717,10 @@ function ensure_partitions(width interval, ahead integer) returns integer
         parent text;
         part text;
     begin
-        if width is null or width < interval '1 day' or ahead is null or ahead not between 0 and 100 then
-            raise exception 'width: must be a day or more, and ahead from 0 to 100, not % and %', width, ahead
+        if width is null or width not between interval '1 day' and interval '3650 days' or ahead is null
+            or ahead not between 0 and 100
+        then
+            raise exception 'width: must be from a day to ten years, and ahead from 0 to 100, not % and %', width, ahead
                 using errcode = 'invalid_parameter_value';
         end if;
         perform set_config('lock_timeout', '200ms', true);

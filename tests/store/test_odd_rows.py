@@ -78,3 +78,21 @@ async def test_a_due_time_beyond_what_python_has_never_keeps_others_from_being_r
     assert len({lease.id for lease in leases} - {odd.id}) == 4
     await worker_store.due_queues({})
     await worker_store.first_pending(queue_id, {})
+
+
+@pytest.mark.parametrize("moment", ["20000-01-01", "infinity", "0044-03-15 BC", "-infinity"])
+async def test_a_time_beyond_what_python_has_never_keeps_a_page_from_being_read(
+    jobs: Jobs, sql: Connection, moment: str
+) -> None:
+    odd, usual = job(), job()
+    await jobs.enqueue([odd, usual])
+    await sql.execute(f"update fencepost.jobs set expires_at = '{moment}' where id = $1", odd.id)
+    await sql.execute(f"update fencepost.pending set run_at = '{moment}' where id = $1", odd.id)
+    read = await jobs.get(odd.id)
+    assert read is not None
+    assert read.expires_at is not None
+    assert read.run_at is not None
+    assert read.expires_at.year == read.run_at.year == (1 if moment in ("0044-03-15 BC", "-infinity") else 9999)
+    found = await jobs.get(usual.id)
+    assert found is not None
+    assert found.expires_at is None

@@ -90,6 +90,7 @@ STATEMENTS: dict[str, set[Purpose]] = {
     "first_pending": READS,
     "forget_workers": WRITES,
     "grantee": ANYBODY,
+    "grantee_excess": ANYBODY,
     "job_queue": READS,
     "key_spans": READS,
     "leased_queues": READS,
@@ -123,6 +124,7 @@ STATEMENTS: dict[str, set[Purpose]] = {
     "turn": WRITES,
     "unfinished": READS,
     "watch_range": WRITES,
+    "written": READS,
 }
 """Who may run which file of store/sql. A new statement needs a line here, and perhaps a grant."""
 
@@ -294,6 +296,27 @@ async def test_granting_takes_away_what_is_too_much_and_can_be_repeated(
     assert await _held(sql, role) == set()
 
 
+async def test_what_a_grant_can_not_take_away_is_told(
+    sql: Connection, roles: dict[Purpose, str], database: Database
+) -> None:
+    """What everybody may, what another role lends, and what tables that are made later will be given."""
+    role, other = roles[PRODUCER], roles[READER]
+    assert await grants.apply(database, role, {PRODUCER}) == []
+    await sql.execute("grant select on fencepost.workers to public")
+    assert await grants.apply(database, role, {PRODUCER}) == ["select on workers"]
+    await sql.execute("revoke select on fencepost.workers from public")
+    await sql.execute(f"alter default privileges in schema fencepost grant select on tables to {role}")
+    try:
+        assert await grants.apply(database, role, {PRODUCER}) == ["select on tables made later"]
+    finally:
+        await sql.execute(f"alter default privileges in schema fencepost revoke select on tables from {role}")
+    await sql.execute(f"grant {other} to {role}")
+    more = await grants.apply(database, role, {PRODUCER})
+    assert "select on jobs" in more
+    assert "select on schema_version" not in more
+    assert not [one for one in more if not one.startswith("select on ")]
+
+
 def _listed(granted: tuple[Grant, ...]) -> set[tuple[str, str]]:
     return {(grant.name.split("(")[0], word) for grant in granted for word in grant.privileges}
 
@@ -352,13 +375,121 @@ async def test_a_producer_can_not_stand_in_for_anothers_job(
     assert (await jobs.audit())["jobs"] == 2
 
 
+async def test_a_producer_stores_only_what_the_api_would_take(
+    sql: Connection, roles: dict[Purpose, str], database_url: str
+) -> None:
+    """Else a row of its own could keep a page from being read, or a queue's claims busy with lanes nobody uses."""
+    stranger = await connect(database_url)
+    try:
+        await stranger.execute(f"set session authorization {roles[PRODUCER]}")
+        good = {"type": "work", "payload": 1, "max_attempts": 1, "queue": "here"}
+        hold = {"key": "u", "until": "finished"}
+
+        async def send(*many: dict[str, Any]) -> Any:
+            records = [{"id": str(new_id()), **good, **one} for one in many]
+            return json.loads(await stranger.fetchval("select fencepost.enqueue_jobs($1)", json.dumps(records)))
+
+        await send({"unique": hold})
+        for field, fields in (
+            ("expires_at", {"expires_at": "0044-03-15 BC"}),
+            ("expires_at", {"expires_at": "-infinity"}),
+            ("interval", {"timeout_seconds": "NaN"}),
+            ("interval", {"timeout_seconds": "Infinity"}),
+            ("timeout", {"timeout_seconds": 1e6}),
+            ("run_at", {"run_at": "infinity"}),
+            ("delay", {"delay_microseconds": 10**16}),
+            ("tags", {"tags": "{{a,b},{c,d}}"}),
+            ("tags", {"tags": "{NULL}"}),
+            ("tags", {"tags": [None]}),
+            ("tags", {"tags": [["a"]]}),
+            ("tags", {"tags": ["x" * 101]}),
+            ("metadata", {"metadata": [1]}),
+            ("type", {"type": "x" * 101}),
+            ("queue", {"queue": "a\nb"}),
+            ("priority", {"priority": 30000, "unique": hold}),
+            ("idempotency_key", {"idempotency_key": "\n", "schedule": "now"}),
+            ("unique_mode", {"unique": {**hold, "mode": "whichever"}}),
+        ):
+            with pytest.raises((asyncpg.InvalidParameterValueError, asyncpg.DataError), match=field):
+                await send(fields)
+    finally:
+        await stranger.close()
+    assert await sql.fetchval("select count(*) from fencepost.jobs") == 1
+    assert await sql.fetchval("select count(*) from fencepost.lanes") == 1
+
+
+async def test_a_producer_can_not_free_anothers_idempotency_key(
+    sql: Connection, roles: dict[Purpose, str], jobs: Jobs, database_url: str
+) -> None:
+    """By two jobs of one id: what is told by the id would be true of both."""
+    [theirs] = await jobs.enqueue([job(idempotency_key="k")])
+    for table in ("jobs", "pending"):
+        # As after retention, which keeps keys for longer where it is told to.
+        await sql.execute(f"delete from fencepost.{table}")
+    stranger = await connect(database_url)
+    try:
+        await stranger.execute(f"set session authorization {roles[PRODUCER]}")
+        await stranger.fetchval("select fencepost.enqueue('work', unique_key => 'u')")
+        fresh, hold = str(new_id()), {"unique": {"key": "u", "until": "finished"}}
+        base = {"type": "work", "payload": 1, "max_attempts": 1, "queue": "default", "schedule": "now"}
+        for which in (str(theirs.id), fresh):
+            two = [
+                {**base, "id": which, "idempotency_key": "k", **hold},
+                {**base, "id": which, "idempotency_key": "other", "queue": "elsewhere"},
+            ]
+            for sent in (two, two[1:]) if which != fresh else (two,):
+                with pytest.raises(asyncpg.UniqueViolationError, match="there is a job with this id already"):
+                    await stranger.fetchval("select fencepost.enqueue_jobs($1)", json.dumps(sent))
+    finally:
+        await stranger.close()
+    assert await sql.fetch("select key, job_id from fencepost.idempotency_keys") == [("k", theirs.id)]
+
+
+async def test_whoever_acts_as_another_role_is_taken_for_that_one(
+    sql: Connection, roles: dict[Purpose, str], database_url: str
+) -> None:
+    """Inside a function that acts as the owner only the role that was set tells who called it."""
+    text = "select fencepost.enqueue_jobs($1)"
+    record = {"type": "work", "payload": 1, "max_attempts": 1}
+    await sql.fetchval("select fencepost.enqueue('work')")
+    by_id = {**record, "queue_id": await sql.fetchval("select id from fencepost.queues")}
+    both = f"both_{new_id().hex[-12:]}"
+    await sql.execute(f"create role {both} noinherit login; grant {roles[PRODUCER]}, {roles[WORKER]} to {both}")
+    stranger = await connect(database_url)
+    try:
+        await stranger.execute(f"set session authorization {both}; set role {roles[WORKER]}")
+        await stranger.fetchval(text, json.dumps([{**by_id, "id": str(new_id())}]))
+        await stranger.execute(f"set role {roles[PRODUCER]}")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="queue_id: name the queue instead"):
+            await stranger.fetchval(text, json.dumps([{**by_id, "id": str(new_id())}]))
+    finally:
+        await stranger.close()
+        await sql.execute(f"drop role {both}")
+
+
+async def test_a_queue_or_lane_that_is_not_there_is_refused(sql: Connection, jobs: Jobs) -> None:
+    """A job in it would be accepted, and nobody would ever look there."""
+    await jobs.enqueue([job()])
+    known = await sql.fetchval("select id from fencepost.queues")
+    text = "select fencepost.enqueue_jobs($1)"
+    for place in ({"queue_id": known + 77}, {"queue_id": known, "priority": 3}):
+        records = [
+            {"id": str(new_id()), "type": "work", "payload": 1, "max_attempts": 1, **one}
+            for one in ({"queue_id": known}, place)
+        ]
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="queue_id: there is no queue"):
+            await sql.fetchval(text, json.dumps(records))
+        await sql.fetchval(text, json.dumps(records[:1]))
+    assert await sql.fetchval("select count(*) from fencepost.pending") == 3
+
+
 async def test_new_partitions_need_no_grant(sql: Connection, roles: dict[Purpose, str]) -> None:
     await sql.execute(f"set role {roles[WORKER]}")
     assert await sql.fetchval("select fencepost.ensure_partitions(interval '1 day', 12)") > 0
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await sql.execute("create table fencepost.mine (n int)")
-    for width, ahead in (("1 microsecond", 5), ("1 day", 100_000)):
-        with pytest.raises(asyncpg.InvalidParameterValueError, match="width: must be a day or more"):
+    for width, ahead in (("1 microsecond", 5), ("1 day", 100_000), ("1000000 days", 1)):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="width: must be from a day to ten years"):
             await sql.fetchval(f"select fencepost.ensure_partitions(interval '{width}', {ahead})")
     await sql.execute("reset role")
     owners = await sql.fetch("select distinct relowner from pg_class where relnamespace = 'fencepost'::regnamespace")
@@ -442,3 +573,77 @@ async def test_whoever_could_use_the_functions_before_still_can(empty_url: str, 
         for role in (old, looks, outsider):
             await sql.execute(f"drop owned by {role}; drop role {role}")
         await sql.close()
+
+
+async def test_everybody_who_could_use_the_functions_before_still_can(empty_url: str, monkeypatch: Any) -> None:
+    """Rights that were PUBLIC's stay PUBLIC's."""
+    sql = await _at_step_four(empty_url, monkeypatch)
+    anybody = f"anybody_{new_id().hex[-12:]}"
+    try:
+        await sql.execute(
+            f"create role {anybody}; grant usage on schema fencepost to public;"
+            "grant select, insert, update, delete on all tables in schema fencepost to public"
+        )
+        assert await attempt(sql, anybody, "select fencepost.enqueue('work')") is None
+        monkeypatch.undo()
+        await migrate.migrate(Database(empty_url))
+        assert await attempt(sql, anybody, "select fencepost.enqueue('work')") is None
+        assert await attempt(sql, anybody, "select fencepost.first_id_at(now())") is None
+        assert await attempt(sql, anybody, "select fencepost.drop_range(now(), 1, 1)")
+    finally:
+        await sql.execute(f"drop owned by {anybody}; drop role {anybody}")
+        await sql.close()
+
+
+async def test_what_was_harmless_to_hand_out_is_taken_back(empty_url: str, monkeypatch: Any) -> None:
+    """Execution by default privileges let nobody do anything while functions had their callers' rights."""
+    steps = migrate.steps()
+    monkeypatch.setattr(migrate, "steps", lambda: steps[:4])
+    looks, friend = (f"{word}_{new_id().hex[-12:]}" for word in ("looks", "friend"))
+    sql = await connect(empty_url)
+    try:
+        await sql.execute(f"create role {looks}; create role {friend}; create schema fencepost")
+        await sql.execute(
+            f"alter default privileges in schema fencepost grant execute on functions to {looks} with grant option"
+        )
+        await migrate.migrate(Database(empty_url))
+        await sql.execute(
+            f"grant usage on schema fencepost to {looks}, {friend}; set role {looks};"
+            f"grant execute on function fencepost.watch_range to {friend}; reset role"
+        )
+        monkeypatch.undo()
+        await migrate.migrate(Database(empty_url))
+        for call in ("enqueue('work')", "enqueue_jobs('[]')", "watch_range(now())", "drop_range(now(), 1, 1)"):
+            for role in (looks, friend):
+                assert await attempt(sql, role, f"select fencepost.{call}"), call
+        assert await attempt(sql, looks, "select fencepost.first_id_at(now())") is None
+    finally:
+        for role in (looks, friend):
+            await sql.execute(f"drop owned by {role}; drop role {role}")
+        await sql.close()
+
+
+async def test_a_migration_calls_no_function_of_somebody_elses(empty_url: str, monkeypatch: Any) -> None:
+    """One in `public` whose arguments fit better than PostgreSQL's would run with the rights of who migrates."""
+    sql = await _at_step_four(empty_url, monkeypatch)
+    try:
+        await sql.execute("grant usage on schema fencepost to public; create table public.seen (what text)")
+        for arguments in ("text, regprocedure", "text, regprocedure, text", "text, regprocedure, name"):
+            await sql.execute(
+                f"create function public.format({arguments}) returns text language plpgsql as "
+                "$$ begin insert into public.seen values (current_user); return 'select 1'; end $$"
+            )
+        monkeypatch.undo()
+        # As `migrate --print` is run: by a session that looks in public.
+        await sql.execute(migrate.script("fencepost").split("begin;\n")[-1].removesuffix("commit;\n"))
+        assert await sql.fetch("select * from public.seen") == []
+        assert await migrate.migrate(Database(empty_url)) == []
+    finally:
+        await sql.close()
+
+
+async def _at_step_four(empty_url: str, monkeypatch: Any) -> Connection:
+    steps = migrate.steps()
+    monkeypatch.setattr(migrate, "steps", lambda: steps[:4])
+    await migrate.migrate(Database(empty_url))
+    return await connect(empty_url)

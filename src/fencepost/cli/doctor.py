@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sys
+import textwrap
 import time
 from contextlib import ExitStack
 
@@ -91,8 +94,19 @@ def _show_one(finding: Finding) -> None:
         click.echo(f"{label} {finding.code:26} {finding.what}")
         return
     click.echo(f"{label} {finding.code}")
-    click.echo(f"         {finding.what}")
+    click.echo(_wrapped(finding.what))
     click.echo(f"         do: {finding.remedy}")
+
+
+def _wrapped(text: str) -> str:
+    """A sentence as wide as the terminal; on one line where there is none, for `grep`. Remedies aren't cut."""
+    indent = " " * 9
+    if not sys.stdout.isatty():
+        return indent + text
+    width = max(40, shutil.get_terminal_size().columns)
+    return textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _many(count: int, what: str) -> str:

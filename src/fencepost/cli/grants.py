@@ -29,15 +29,18 @@ def grant(role: str, *, purposes: Collection[str], revoke: bool, print_only: boo
     if settings.database_url is None:
         raise InvalidSettings("DATABASE_URL isn't set; set it to the database, as the owner of the schema")
     database = Database.of(settings, settings.database_url.reveal(), connections=2)
-    asyncio.run(_apply(database, role, wanted))
+    more = asyncio.run(_apply(database, role, wanted))
     what = "nothing" if revoke else " and ".join(sorted(wanted))
     click.echo(f"{role} is set to: {what}, in the schema {settings.schema}", err=True)
+    if more:
+        words = ", ".join(more[:5]) + (f" and {len(more) - 5} more" if len(more) > 5 else "")
+        click.echo(f"it may do more, through PUBLIC, another role or default privileges: {words}", err=True)
     return 0
 
 
-async def _apply(database: Database, role: str, purposes: Collection[Purpose]) -> None:
+async def _apply(database: Database, role: str, purposes: Collection[Purpose]) -> list[str]:
     await database.open()
     try:
-        await grants.apply(database, role, purposes)
+        return await grants.apply(database, role, purposes)
     finally:
         await database.close()

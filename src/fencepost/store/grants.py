@@ -154,9 +154,12 @@ def statements(role: str, purposes: Collection[Purpose], schema: str) -> list[st
     ]
 
 
-async def apply(database: Database, role: str, purposes: Collection[Purpose]) -> None:
+async def apply(database: Database, role: str, purposes: Collection[Purpose]) -> list[str]:
     """
     Set *role* to exactly *purposes* in our schema, in one transaction. Safe to repeat.
+
+    Returns what it may do with tables of ours all the same, through PUBLIC, another role or default privileges:
+    nothing, where it is as it should be.
 
     Raises SchemaMismatch when a step is missing, InvalidSettings for a role that there isn't or that needs no
     grants, and PrivilegeMissing when we are not the owner.
@@ -184,3 +187,6 @@ async def apply(database: Database, role: str, purposes: Collection[Purpose]) ->
             )
     # Text of several statements is one transaction.
     await database.execute(";\n".join(statements(role, purposes, database.schema)))
+    meant = {(grant.name, word) for grant in grants_of(purposes) for word in grant.privileges}
+    rows = await database.fetch("grantee_excess", role=role, schema=database.schema)
+    return [f"{row['word']} on {row['name']}" for row in rows if (row["name"], row["word"]) not in meant]

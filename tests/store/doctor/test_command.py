@@ -80,6 +80,9 @@ async def test_grant(ward: Ward) -> None:
     done = fencepost("grant", role, "--to", "producer", DATABASE_URL=ward.url)
     assert (done.returncode, done.stderr) == (0, f"{role} is set to: producer, in the schema fencepost\n")
     assert not await ward.sql.fetchval(holds)
+    await ward.execute("grant select on fencepost.jobs to public")
+    told = fencepost("grant", role, "--to", "producer", DATABASE_URL=ward.url).stderr.splitlines()[1]
+    assert told == "it may do more, through PUBLIC, another role or default privileges: select on jobs"
     assert fencepost("grant", role, "--revoke", DATABASE_URL=ward.url).returncode == 0
     for words in ((), ("--revoke", "--to", "reader")):
         assert fencepost("grant", role, *words, DATABASE_URL=ward.url).returncode == 2

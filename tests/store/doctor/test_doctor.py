@@ -180,6 +180,11 @@ STATES: dict[str, Spoil] = {
         "delete from fencepost.jobs where id = (select id from fencepost.leases);"
         "delete from fencepost.idempotency_keys where job_id = (select id from fencepost.leases)"
     ),
+    "audit.unseen": sql(
+        "with strayed as (insert into fencepost.jobs (id, queue_id, type, priority, payload, max_attempts, created_at) "
+        f"values ('{new_id()}', 77, 'work', 0, '1', 1, now()) returning id, queue_id) "
+        "insert into fencepost.pending select id, queue_id, 0, 0, 0, now() from strayed"
+    ),
     "audit.attempts": sql(
         "insert into fencepost.attempts (id, queue_id, token, attempt, outcome, worker_id, started_at, ended_at) "
         f"values ('{new_id()}', 1, 1, 1, 'lost', '{new_id()}', now(), now())"

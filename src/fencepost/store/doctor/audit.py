@@ -128,6 +128,12 @@ _PROBLEMS = (
     ("lost", error, "jobs are in none of pending, leases and finished, so they never run or end", _TELL),
     ("twice", error, "jobs are in several of pending, leases and finished at once", _TELL),
     ("stray", error, "rows of pending, leases or finished belong to no job", _TELL),
+    (
+        "unseen",
+        error,
+        "rows belong to a queue or a lane that isn't there, so no worker looks for them",
+        "make the queue or the lane: docs/how-to/doctor.md has the statements",
+    ),
     ("attempts", warning, "attempts in the history belong to no job", "they do no harm; delete them when you know why"),
     (
         "keys",

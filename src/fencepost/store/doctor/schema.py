@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+
 from fencepost.store import grants
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
 from fencepost.store.doctor.patient import Patient
 from fencepost.store.grants import Purpose
 from fencepost.store.migrate import Applied, steps
+from fencepost.store.statements import quote_schema
 
 MOST_DEFAULT_ROWS = 1001
 _MIGRATE = "run `fencepost migrate` as the owner of the schema"
@@ -79,7 +82,7 @@ async def privileges(patient: Patient) -> tuple[list[Finding], str]:
                 error(
                     "privileges.missing",
                     f"role {role['name']} may not do all that a {purpose} does: it lacks {named(words)}",
-                    f"as the owner of the schema: fencepost grant {role['name']} --to {purpose}",
+                    f"as the owner of the schema: fencepost grant {shlex.quote(role['name'])} --to {purpose}",
                 )
             )
     # One is enough when a role may do nothing: whoever reads it knows what the role is for.
@@ -123,7 +126,7 @@ async def partitions(patient: Patient) -> list[Finding]:
             warning(
                 "partitions.detached",
                 f"detached and left behind: {named(problems['detached'])}. Nothing reads or removes them",
-                f'look into them; then: drop table "{patient.schema}".{problems["detached"][0]}; and so on',
+                f"look into them; then: drop table {quote_schema(patient.schema)}.{problems['detached'][0]}; and so on",
             )
         )
     if "unlisted" in problems:

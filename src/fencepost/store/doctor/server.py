@@ -9,8 +9,10 @@ from fencepost.store import pooling
 from fencepost.store.database import Database, Row
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
 from fencepost.store.doctor.patient import Patient
+from fencepost.store.grants import quote_role
 from fencepost.store.migrate import LOWEST_SERVER
 from fencepost.store.pooling import Pooler
+from fencepost.store.statements import quote_schema
 
 CONNECTIONS_OF_A_WORKER = 6
 CLOCK_ROUNDS = 5
@@ -36,7 +38,8 @@ async def suitable(patient: Patient) -> list[Finding]:
             error(
                 "server.read_only",
                 f"transactions of role {server['role']} are read-only by default (default_transaction_read_only = on)",
-                f"alter role {server['role']} reset default_transaction_read_only; or for the database, or the server",
+                f"alter role {quote_role(server['role'])} reset default_transaction_read_only; or for the "
+                "database, or the server",
             )
         ]
     return []
@@ -66,7 +69,8 @@ async def durability(patient: Patient) -> list[Finding]:
         found.append(
             error(
                 "durability.synchronous_commit",
-                "synchronous_commit is off for this role: jobs that were accepted can be lost in a crash of the server",
+                "synchronous_commit is off for this role: a crash of the server can lose jobs that applications stored "
+                "in transactions of their own (fencepost's own connections turn it on)",
                 f"alter system set synchronous_commit = on; {_RELOAD} and reset it for the role and the database",
             )
         )
@@ -78,7 +82,7 @@ async def durability(patient: Patient) -> list[Finding]:
             error(
                 "durability.unlogged",
                 f"unlogged: {named(unlogged)}. A crash of the server empties them",
-                f'alter table "{patient.schema}".{unlogged[0]} set logged; and so on',
+                f"alter table {quote_schema(patient.schema)}.{unlogged[0]} set logged; and so on",
             )
         )
     return found
@@ -96,8 +100,8 @@ async def _overrides(patient: Patient, server: Row) -> list[Finding]:
             warning(
                 "durability.role_setting",
                 f"{name} is {value} for {where}: what that commits can be lost in a crash of the server",
-                f"alter role {'all' if row['role'] == 'all roles' else row['role']}"
-                + (f" in database {row['database']}" if row["database"] else "")
+                f"alter role {'all' if row['role'] == 'all roles' else quote_role(row['role'])}"
+                + (f" in database {quote_role(row['database'])}" if row["database"] else "")
                 + f" reset {name};",
             )
         )
@@ -245,7 +249,10 @@ async def vacuum(patient: Patient) -> list[Finding]:
             warning(
                 "vacuum.table_off",
                 f"autovacuum is off for {named(tables)}",
-                " ".join(f'alter table "{patient.schema}".{name} reset (autovacuum_enabled);' for name in tables[:3]),
+                " ".join(
+                    f"alter table {quote_schema(patient.schema)}.{name} reset (autovacuum_enabled);"
+                    for name in tables[:3]
+                ),
             )
         )
     return found
@@ -278,6 +285,6 @@ async def visibility(patient: Patient) -> list[Finding]:
             "visibility.limited",
             f"role {server['role']} doesn't see what other roles' sessions do: the checks for open transactions, "
             "standbys and synchronous commits looked at its own alone",
-            f"as a superuser: grant pg_read_all_stats to {server['role']};",
+            f"as a superuser: grant pg_read_all_stats to {quote_role(server['role'])};",
         )
     ]

@@ -6,7 +6,8 @@
 do $$
 -- Execution was everybody's, and each function acted with its caller's rights. It is granted from now on, and whoever
 -- could use a function before still can. Those that act as the owner now, below, are left to roles that could store
--- jobs without them.
+-- jobs without them. Functions here are called by their full names: whoever may create some in a schema that the
+-- migrating role looks in could have made one that fits better.
 --
 -- A session's temporary objects come first wherever pg_temp isn't named: a temporary type called uuid would be taken
 -- for PostgreSQL's. That matters in what acts as the owner, and in all that those functions call. The few small ones
@@ -19,11 +20,13 @@ declare
         'places_of', 'replays', 'retention_turn', 'schedule_of', 'seconds_of', 'store_jobs', 'store_keyed',
         'store_unique', 'survivors_of', 'wake_up', 'watch_range'
     ];
+    owners constant text[] := array['drop_range', 'enqueue', 'enqueue_jobs', 'ensure_partitions', 'watch_range'];
     fn record;
-    grantee record;
+    grantee text;
+    users text[];
 begin
     for fn in
-        select p.oid, cast(p.oid as regprocedure) as signature, p.proname as name, p.prosecdef as is_definer,
+        select p.oid, cast(p.oid as regprocedure) as signature, p.proname as name, p.prosecdef as is_definer, p.proacl,
                'search_path=pg_catalog' = any (p.proconfig) as has_path, c.relowner as owner, n.nspacl, c.relacl
           from pg_catalog.pg_class c
           join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -31,25 +34,41 @@ begin
          where c.oid = 'fencepost.jobs'::regclass
            and p.proname = any (ours)
     loop
-        for grantee in
-            select case when x.grantee = 0 then 'public' else pg_catalog.pg_get_userbyid(x.grantee) end as name
+        -- Before anything is taken away. One of them may be everybody.
+        users := array(
+            select case when x.grantee = 0 then 'public' else pg_catalog.pg_get_userbyid(x.grantee) end
               from (
                 select a.grantee, false as stores from pg_catalog.aclexplode(fn.nspacl) a
                 union all
                 select a.grantee, a.privilege_type = 'INSERT' from pg_catalog.aclexplode(fn.relacl) a
               ) x
              where x.grantee <> fn.owner
-             group by 1
-            having (bool_or(x.stores) or fn.name not in ('enqueue', 'enqueue_jobs'))
-               and fn.name not in ('ensure_partitions', 'watch_range', 'drop_range')
+               and not fn.is_definer
+             group by x.grantee
+            having not fn.name = any (owners)
+                or (pg_catalog.bool_or(x.stores) and fn.name in ('enqueue', 'enqueue_jobs'))
+        );
+        users := array(
+            select u.name
+              from pg_catalog.unnest(users) u (name)
+             where pg_catalog.has_function_privilege(u.name, fn.oid, 'execute')
+        );
+        execute pg_catalog.format('revoke execute on function %s from public', fn.signature);
+        -- Execution that default privileges handed out, say, did no harm while a function acted with its caller's rights.
+        for grantee in
+            select pg_catalog.pg_get_userbyid(a.grantee)
+              from pg_catalog.aclexplode(fn.proacl) a
+             where a.grantee not in (0, fn.owner)
+               and fn.name = any (owners)
+               and not fn.is_definer
         loop
-            if not fn.is_definer and has_function_privilege(grantee.name, fn.oid, 'execute') then
-                execute format('grant execute on function %s to %I', fn.signature, grantee.name);
-            end if;
+            execute pg_catalog.format('revoke all on function %s from %I cascade', fn.signature, grantee);
         end loop;
-        execute format('revoke execute on function %s from public', fn.signature);
+        foreach grantee in array users loop
+            execute pg_catalog.format('grant execute on function %s to %I', fn.signature, grantee);
+        end loop;
         if fn.has_path then
-            execute format('alter function %s set search_path = pg_catalog, pg_temp', fn.signature);
+            execute pg_catalog.format('alter function %s set search_path = pg_catalog, pg_temp', fn.signature);
         end if;
     end loop;
 end
@@ -73,8 +92,10 @@ declare
     parent text;
     part text;
 begin
-    if width is null or width < interval '1 day' or ahead is null or ahead not between 0 and 100 then
-        raise exception 'width: must be a day or more, and ahead from 0 to 100, not % and %', width, ahead
+    if width is null or width not between interval '1 day' and interval '3650 days' or ahead is null
+        or ahead not between 0 and 100
+    then
+        raise exception 'width: must be from a day to ten years, and ahead from 0 to 100, not % and %', width, ahead
             using errcode = 'invalid_parameter_value';
     end if;
     perform set_config('lock_timeout', '200ms', true);
@@ -110,6 +131,60 @@ begin
 end
 $$;
 
+create function fencepost.check_strangers(jobs jsonb) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+-- Refuses jobs of a role that can't insert any by itself, and so isn't known to mean well: an id that another job has, or
+-- had and left its idempotency key; a queue's id; and what neither the API nor enqueue would take. For enqueue_jobs only.
+declare
+    taken uuid;
+begin
+    if jobs @? '$[*].queue_id' then
+        raise exception 'queue_id: name the queue instead' using errcode = 'insufficient_privilege';
+    end if;
+    select i.id
+      into taken
+      from (
+        select r.id, count(*) as times from jsonb_to_recordset(jobs) as r (id uuid) group by 1
+      ) i
+      left join lateral (select true as found from fencepost.jobs j where j.id = i.id limit 1) j on true
+      left join lateral (select true as found from fencepost.idempotency_keys k where k.job_id = i.id limit 1) k on true
+     where i.times > 1
+        or j.found
+        or k.found
+     limit 1;
+    if found then
+        raise exception 'id: there is a job with this id already: %', taken using errcode = 'unique_violation';
+    end if;
+    perform fencepost.check_job(
+                i.type, coalesce(i.payload, jsonb 'null'), i.queue, coalesce(i.priority, 0), i.max_attempts, i.run_at,
+                i.delay_microseconds * interval '1 microsecond', make_interval(secs => i.timeout_seconds),
+                i.expires_microseconds * interval '1 microsecond', i.idempotency_key, i.tags, null
+            ),
+            fencepost.check_unique(
+                i.key, i.until, i.until, i.period_microseconds * interval '1 microsecond', i.mode
+            )
+       from (
+        select r.*, r."unique" ->> 'key' as key, r."unique" ->> 'until' as until, r."unique" ->> 'mode' as mode,
+               cast(r."unique" ->> 'period_microseconds' as bigint) as period_microseconds
+          from jsonb_to_recordset(jobs) as r (
+                   type text, payload jsonb, queue text, priority int, max_attempts int, run_at timestamptz,
+                   delay_microseconds bigint, timeout_seconds float8, expires_microseconds bigint,
+                   idempotency_key text, tags text[], "unique" jsonb
+               )
+       ) i;
+    if exists (
+        select
+          from jsonb_to_recordset(jobs) as i (expires_at timestamptz)
+         where i.expires_at < timestamptz '1970-01-01 00:00+00'
+    ) then
+        raise exception 'expires_at: must not be before the year 1970' using errcode = 'invalid_parameter_value';
+    end if;
+end
+$$;
+
 create or replace function fencepost.enqueue_jobs(jobs jsonb, wake boolean default true, whole boolean default true) returns jsonb
 language plpgsql volatile
 security definer
@@ -129,8 +204,7 @@ as $$
 -- nothing at all is stored and nothing changed, and the caller's transaction can go on. quiet is there when no job was
 -- stored or moved.
 --
--- Acts as the owner. A session whose role can't insert jobs by itself can't name what that would check: a queue's id, and
--- an id that another job has, in whichever queue.
+-- Acts as the owner. What it demands of a role that can't insert jobs by itself is in check_strangers.
 --
 -- whole: false is for jobs of several callers in a transaction of its own. Then one that is refused leaves the others
 -- stored, and a key that another open transaction holds isn't waited for: the call fails with lock_not_available.
@@ -139,28 +213,42 @@ as $$
 -- run_at without seeing the row knows whom to wait for.
 declare
     moment timestamptz;
+    place record;
     places jsonb;
     answers jsonb := '[]';
     refused jsonb;
     answer jsonb;
 begin
     -- What workers could not read. The rest is up to the library, which checks more and says it better.
-    if jobs @? '$[*] ? (@.tags != null).tags[*].type() ? (@ != "string")' then
+    if jobs @? '$[*].tags.type() ? (@ != "array" && @ != "null")'
+        or jobs @? '$[*] ? (@.tags.type() == "array").tags[*].type() ? (@ != "string")'
+    then
         raise exception 'tags: must be an array of texts, in one dimension' using errcode = 'invalid_parameter_value';
     end if;
     if jobs @? '$[*].metadata.type() ? (@ != "object" && @ != "null")' then
         raise exception 'metadata: must be a JSON object' using errcode = 'invalid_parameter_value';
     end if;
-    if not has_table_privilege(session_user, 'fencepost.jobs'::regclass, 'insert') then
-        if jobs @? '$[*].queue_id' then
-            raise exception 'queue_id: name the queue instead' using errcode = 'insufficient_privilege';
-        end if;
-        if exists (
-            select
-              from jsonb_to_recordset(jobs) as i (id uuid)
-             cross join lateral (select from fencepost.jobs j where j.id = i.id limit 1) taken
-        ) then
-            raise exception 'id: there is a job with this id already' using errcode = 'unique_violation';
+    -- Who may insert jobs by itself. Inside a function that acts as the owner, current_user is the owner.
+    if not has_table_privilege(
+        cast(coalesce(nullif(current_setting('role'), 'none'), session_user) as name), 'fencepost.jobs'::regclass, 'insert'
+    ) then
+        perform fencepost.check_strangers(jobs);
+    elsif jobs @? '$[*].queue_id ? (@ != null)' then
+        select p.*
+          into place
+          from (
+            select distinct i.queue_id, coalesce(i.priority, 0) as priority
+              from jsonb_to_recordset(jobs) as i (queue_id int, priority smallint)
+             where i.queue_id is not null
+          ) p
+         where not exists (
+            select from fencepost.lanes l where l.queue_id = p.queue_id and l.priority = p.priority
+         )
+         limit 1;
+        if found then
+            raise exception 'queue_id: there is no queue % with a lane of priority %, so nobody would look there',
+                place.queue_id, place.priority
+                using errcode = 'invalid_parameter_value';
         end if;
     end if;
     perform pg_current_xact_id();
@@ -205,3 +293,5 @@ alter function fencepost.drop_range(timestamptz, int, bigint) security definer;
 alter function fencepost.enqueue(
     text, jsonb, text, int, int, timestamptz, interval, interval, interval, text, text, text, interval, text, text[], jsonb
 ) security definer;
+
+revoke execute on function fencepost.check_strangers(jsonb) from public;

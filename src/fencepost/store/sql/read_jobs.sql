@@ -2,11 +2,18 @@
 --
 -- Parameters: ids; payloads, whether to read what may be large too: payload, result, metadata. They may be a megabyte
 --   and more for each job, and are null without it.
+-- Times that were written by hand may be beyond those that a client can read: the page that they are on must be read.
 -- Index: the primary keys, one partition each. Locks: none.
 select j.id, j.type, q.name as queue, j.priority, case when cast(:payloads as bool) then j.payload end as payload,
        j.max_attempts, j.timeout_seconds, j.created_at, j.idempotency_key, j.request_id, j.unique_key, j.tags,
-       case when cast(:payloads as bool) then j.metadata end as metadata, j.trace_context, j.expires_at,
-       p.run_at, l.locked_until, l.cancel_requested_at, l.progress, f.finished_at,
+       case when cast(:payloads as bool) then j.metadata end as metadata, j.trace_context,
+       case when j.expires_at is not null then least(
+           greatest(j.expires_at, timestamptz '0001-01-01 00:00+00'), timestamptz '9999-01-01 00:00+00'
+       ) end as expires_at,
+       case when p.run_at is not null then least(
+           greatest(p.run_at, timestamptz '0001-01-01 00:00+00'), timestamptz '9999-01-01 00:00+00'
+       ) end as run_at,
+       l.locked_until, l.cancel_requested_at, l.progress, f.finished_at,
        case when cast(:payloads as bool) then f.result end as result,
        case when p.id is not null then 'pending' when l.id is not null then 'processing' else f.status end as status,
        coalesce(p.attempts, l.attempt, f.attempts) as attempts,

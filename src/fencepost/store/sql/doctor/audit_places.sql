@@ -1,4 +1,4 @@
--- Jobs of a range of ids that are nowhere, or in several places; and places whose job isn't there.
+-- Jobs of a range of ids that are nowhere, in several places, or where nobody looks; and places whose job isn't there.
 --
 -- Parameters: low and high, the first id and the first beyond; most, how many of each to name.
 -- Index: the primary keys; each table's part of the range is read once for each question. Locks: none.
@@ -72,6 +72,21 @@ with wrong as materialized (
          where j.id >= cast(:low as uuid) and j.id < cast(:high as uuid)
            and j.id = f.id and j.queue_id = f.queue_id
      )
+    union all
+    select 'unseen', p.id, 'pending'
+      from fencepost.pending p
+     where p.id >= cast(:low as uuid) and p.id < cast(:high as uuid)
+       and not exists (
+        select
+          from fencepost.lanes l
+          join fencepost.queues q on q.id = l.queue_id
+         where l.queue_id = p.queue_id and l.priority = p.priority
+     )
+    union all
+    select 'unseen', l.id, 'leases'
+      from fencepost.leases l
+     where l.id >= cast(:low as uuid) and l.id < cast(:high as uuid)
+       and not exists (select from fencepost.queues q where q.id = l.queue_id)
 )
 select w.problem, count(*) as rows, (array_agg(w.id order by w.id))[1:cast(:most as int)] as ids,
        (array_agg(distinct w.place)) as places

@@ -1,7 +1,8 @@
 -- Sessions whose open transaction keeps vacuum from what was deleted since, the oldest first.
 --
 -- Parameters: idle_seconds and busy_seconds, from which age on a transaction that waits for its client, or that works,
--- is one of them. Reads the activity of the server. Locks: none.
+-- is one of them. In another database it does no harm here, unless it keeps the notifications, which are the server's.
+-- Reads the activity of the server. Locks: none.
 select a.pid, coalesce(a.application_name, '') as application, coalesce(a.usename, '') as role,
        coalesce(a.datname, '') as database, coalesce(cast(a.client_addr as text), 'a local socket') as client,
        a.state like 'idle in transaction%' as idle,
@@ -10,6 +11,7 @@ select a.pid, coalesce(a.application_name, '') as application, coalesce(a.usenam
   from pg_stat_activity a
  where a.backend_type = 'client backend'
    and a.pid <> pg_backend_pid()
+   and (a.datname = current_database() or pg_notification_queue_usage() > 0.01)
    and (a.backend_xid is not null or a.backend_xmin is not null or a.state like 'idle in transaction%')
    and clock_timestamp() - a.xact_start > make_interval(
            secs => case when a.state like 'idle in transaction%' then cast(:idle_seconds as float8)
