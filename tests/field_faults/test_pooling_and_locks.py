@@ -119,6 +119,8 @@ async def test_bulks_with_keys_in_opposite_orders_by_every_door(
 async def test_two_transactions_of_callers_that_meet_head_on(app: Fencepost, database_url: str) -> None:
     """PostgreSQL ends one of them, and says why; the other commits, and its jobs are there."""
     store = app.declare("echo")
+    # Neither is to make the queue, which the other would wait for.
+    await store.enqueue({})
     one, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
     first = [(one, "a"), (other, "b")]
     begun = [connection.transaction() for connection, _ in first]
@@ -134,7 +136,7 @@ async def test_two_transactions_of_callers_that_meet_head_on(app: Fencepost, dat
     )
     failed = [answer for answer in answers if isinstance(answer, BaseException)]
     assert [type(error) for error in failed] == [asyncpg.DeadlockDetectedError]
-    assert await one.fetchval("select count(*) from fencepost.jobs") == 2
+    assert await one.fetchval("select count(*) from fencepost.jobs") == 3
     for connection in (one, other):
         await connection.close()
 

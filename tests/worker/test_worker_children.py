@@ -177,12 +177,9 @@ async def test_what_it_raises_is_judged_by_its_own_policy(
     runner: Runner, what: str, ending: Ending, status: Status, error_type: str | None, delay: float
 ) -> None:
     result = await runner.run("fail", what)
-    assert (result.ending, result.status, result.error_type, result.delay_seconds) == (
-        ending,
-        status,
-        error_type,
-        delay,
-    )
+    assert (result.ending, result.status, result.error_type) == (ending, status, error_type)
+    # A wait that was asked for is spread by up to a tenth.
+    assert delay <= result.delay_seconds <= delay * 1.1
     if error_type is not None:
         assert "in fail" in (result.traceback or ""), "the child's own trace"
         assert "process.py" not in (result.traceback or "")

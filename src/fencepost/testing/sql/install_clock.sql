@@ -1,6 +1,6 @@
 -- Give a test's database a clock that can be set. Until it is, it is PostgreSQL's own. Does nothing a second time.
 --
--- Sessions that look into fencepost_clock before pg_catalog (store/database.py, look_first) find these functions under
+-- Sessions that look into fencepost_clock before pg_catalog (store/sessions.py, look_first) find these functions under
 -- the names that every statement uses. Functions and columns of ours that chose PostgreSQL's when they were made are
 -- pointed here one by one. Partitions and ids keep the real time: then the id of a new job is inside a partition that
 -- is there, whatever the clock says.
