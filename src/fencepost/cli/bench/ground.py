@@ -134,7 +134,7 @@ def _needing_rights(otherwise: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if getattr(error, "sqlstate", None) != _INSUFFICIENT_PRIVILEGE:
+        if _INSUFFICIENT_PRIVILEGE not in (getattr(said, "sqlstate", None) for said in (error, error.__cause__)):
             raise
         raise InvalidSettings(otherwise) from error
 
