@@ -123,6 +123,7 @@ STATEMENTS: dict[str, set[Purpose]] = {
     "turn": WRITES,
     "unfinished": READS,
     "watch_range": WRITES,
+    "written": READS,
 }
 """Who may run which file of store/sql. A new statement needs a line here, and perhaps a grant."""
 
