@@ -245,6 +245,7 @@ def _statements(samples: dict[str, list[uuid.UUID]]) -> dict[str, tuple[bool, di
         },
         "completed": {"queue_id": 1, "ids": finished, "tokens": [2] * 10},
         "lock_lease": {"queue_id": 1, "id": leased[0], "token": 2},
+        "written": {"queue_id": 1, "id": finished[0], "token": 2, "ending": "failed"},
     }  # fmt: skip
     api: dict[str, dict[str, object]] = {
         "enqueue": {"jobs": json.dumps([record]), "whole": True, **HINTED},

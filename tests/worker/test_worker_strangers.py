@@ -12,7 +12,7 @@ import pytest
 from fencepost.app import Fencepost
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
-from fencepost.errors import DatabaseUnavailable
+from fencepost.errors import DatabaseUnavailable, SchemaMismatch
 from fencepost.store.job_types import JobTypes
 from fencepost.worker.maintenance import Declaration
 from fencepost.worker.strangers import CACHE_SECONDS, Strangers
@@ -26,7 +26,7 @@ class Types:
     def __init__(self, *names: str) -> None:
         self.names = frozenset(names)
         self.looks = 0
-        self.away = False
+        self.fault: Exception | None = None
         self.gate: asyncio.Event | None = None
 
     async def declared(self, *, within_seconds: float) -> frozenset[str]:
@@ -35,8 +35,8 @@ class Types:
         names = self.names
         if self.gate is not None:
             await self.gate.wait()
-        if self.away:
-            raise DatabaseUnavailable("away")
+        if self.fault is not None:
+            raise self.fault
         return names
 
 
@@ -93,14 +93,15 @@ async def test_that_nobody_knows_a_type_is_never_said_from_memory_nor_by_a_look_
     assert (await second).ending is Ending.SNOOZED
 
 
-async def test_a_job_never_fails_because_the_database_was_away() -> None:
+@pytest.mark.parametrize("fault", [DatabaseUnavailable("away"), SchemaMismatch("in the middle of a migration")])
+async def test_a_job_never_fails_because_nobody_could_be_asked(fault: Exception) -> None:
     types = Types()
-    types.away = True
+    types.fault = fault
     strangers = Strangers(types)
     result = await strangers.judge(make_lease(type="work"))
     assert result.ending is Ending.SNOOZED
     assert 0.8 <= result.delay_seconds <= 1.2
-    types.away = False
+    types.fault = None
     assert (await strangers.judge(make_lease(type="work"))).ending is Ending.PERMANENT
 
 

@@ -70,7 +70,10 @@ class Strangers:
         """
         try:
             declared = await self._is_declared(lease.type)
-        except DatabaseUnavailable:
+        except Exception as error:
+            # Whatever it is, it isn't the job's fault, and must not cost it an attempt.
+            if not isinstance(error, DatabaseUnavailable):
+                log.exception("fault while looking who knows the type of a job", extra={"job_type": lease.type})
             return outcome.snoozed(lease, AWAY_SECONDS * random.uniform(0.8, 1.2))
         self._warn(lease.type)
         if declared:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 from uuid import UUID, uuid4
@@ -19,27 +19,24 @@ from fencepost.domain.backoff import Exponential
 from fencepost.domain.job import Lease, Status
 from fencepost.domain.outcome import Ending, Outcome
 from fencepost.domain.policy import Policy
-from fencepost.errors import DatabaseUnavailable
 from fencepost.settings import Settings
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.hints import Hints
 from fencepost.store.job_types import JobTypes
 from fencepost.store.listener import Listener
 from fencepost.store.queues import Queues
-from fencepost.store.retention import Keep, Retention
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
-from fencepost.telemetry.pulses import Pulse
 from fencepost.types.jobtype import JobType
-from fencepost.worker import maintenance
 from fencepost.worker.attempt import Attempt, Host
 from fencepost.worker.dispatcher import Dispatcher
+from fencepost.worker.duties import Duties
 from fencepost.worker.executor import GRACE_SECONDS, Executor
 from fencepost.worker.hearing import Hearing
 from fencepost.worker.journal import Journal
 from fencepost.worker.leases import LeaseKeeper
+from fencepost.worker.maintenance import Rescuer
 from fencepost.worker.progress import Progress
-from fencepost.worker.pruner import Pruner
 from fencepost.worker.reports import Reports
 from fencepost.worker.resources import OpenLifespan
 from fencepost.worker.runtime import Runtime
@@ -118,15 +115,21 @@ class Worker:
             look=vitals.look,
         )
         self._watching = Watching(self._store.notify)
-        self._rescuer = maintenance.Rescuer(
-            self._store, wake=self._dispatcher.wake, events=events, hooks=runtime.hooks, ended=self._watching.ended
-        )
         self._queues = Queues(self._database, Hints(self._database))
         self._served: set[int] | None = None
         """The queues to serve; None is all of them."""
-        self._declaration = maintenance.Declaration(runtime.types.values(), JobTypes(self._database), self._queues)
-        self._presence = maintenance.Presence(self._store, slots=settings.workers)
-        self._pruner = Pruner(Retention(self._database, Keep.of(settings)), events=events)
+        self._duties = Duties(
+            self._store,
+            settings,
+            runtime,
+            queues=self._queues,
+            rescuer=Rescuer(
+                self._store, wake=self._dispatcher.wake, events=events, hooks=runtime.hooks, ended=self._watching.ended
+            ),
+            events=events,
+            vitals=vitals,
+            task=self._task,
+        )
         self._hearing = Hearing(self._store, self._dispatcher, self._executor, self._watching)
         self._listener = Listener(
             self._database,
@@ -134,8 +137,7 @@ class Worker:
             connected=self._dispatcher.poll_now,
             pulse=vitals.listener,
         )
-        self._duties: list[asyncio.Task[None]] = []
-        self._recovery: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._claiming: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -167,18 +169,9 @@ class Worker:
         self._keeper.start()
         self._progress.start()
         self.vitals.start()
-        settings, vitals = self._settings, self.vitals
         self._settling = self._task(self._settler.run(), "settler")
-        sweeps, beats = settings.recovery_interval_seconds, maintenance.HEARTBEAT_SECONDS
-        partitions, declarations = maintenance.PARTITIONS_SECONDS, maintenance.DECLARATION_SECONDS
-        self._recovery = self._duty("recovery", self._rescuer.sweep, sweeps, vitals.recovery)
-        self._duties = [
-            self._task(self._listener.run(), "listener"),
-            self._duty("heartbeat", self._presence.beat, beats, vitals.heartbeat),
-            self._duty("making partitions", self._make_partitions, partitions, vitals.partitions),
-            self._duty("declaring job types", self._declaration.declare, declarations, vitals.declaration),
-            self._task(self._pruner.keep_on(vitals.pruner), "pruner"),
-        ]
+        self._listening = self._task(self._listener.run(), "listener")
+        self._duties.start()
         self._claiming = self._task(self._dispatcher.run(), "dispatcher")
 
     async def until(self, stop: asyncio.Event) -> None:
@@ -204,7 +197,7 @@ class Worker:
         self.vitals.end()
         self._kept.let_go()
         self._dispatcher.stop()
-        await end_all(self._recovery)
+        await self._duties.stop_recovering()
         if self._claiming is not None:
             # A claim in a connection that has gone silent may take longer than anybody can wait.
             await asyncio.wait([self._claiming], timeout=GRACE_SECONDS)
@@ -234,18 +227,15 @@ class Worker:
         return self.running
 
     async def _close(self) -> None:
-        farewell = self._task(self._leave(), "farewell")
+        farewell = self._task(self._duties.leave(), "farewell")
         await asyncio.wait([farewell], timeout=FAREWELL_SECONDS)
         await self._settler.stop()
         await self._progress.stop()
         await self._watching.stop()
-        await end_all(*self._duties, *self._hearing.stop(), self._settling, self._claiming, farewell)
+        stopped = (*self._duties.stop(), *self._hearing.stop())
+        await end_all(*stopped, self._listening, self._settling, self._claiming, farewell)
         self._keeper.stop()
         await self._database.close()
-
-    async def _leave(self) -> None:
-        with suppress(DatabaseUnavailable):
-            await self._presence.leave()
 
     def _can_stop(self) -> bool:
         return any(attempt.task is not None and not attempt.abandoned for attempt in self._executor.running)
@@ -260,12 +250,6 @@ class Worker:
 
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         return self._kept.keep(asyncio.get_running_loop().create_task(work, name=f"fencepost-{name}"))
-
-    def _duty(
-        self, what: str, duty: Callable[[], Awaitable[object]], every_seconds: float, pulse: Pulse
-    ) -> asyncio.Task[None]:
-        work = maintenance.repeat(what, duty, every_seconds=every_seconds, pulse=pulse)
-        return self._task(work, what.replace(" ", "-"))
 
     def _relieved(self) -> None:
         self._executor.slot_freed.set()
@@ -313,6 +297,3 @@ class Worker:
         if self._loop is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._executor.interrupt, attempt, ending)
-
-    async def _make_partitions(self) -> None:
-        await self._store.ensure_partitions(partition_days=self._settings.partition_days)
