@@ -39,6 +39,7 @@ def start_worker(environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_SECONDS + 60)
 async def test_effects_happen_exactly_once(
     database_url: str, jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
