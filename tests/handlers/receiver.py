@@ -51,6 +51,7 @@ async def receiving(respond: Respond, *, tls: ssl.SSLContext | None = None) -> A
     """Serve until left: read a request, let *respond* write what it likes, and again."""
     receiver = Receiver()
     tasks: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         receiver.connections += 1
@@ -65,8 +66,9 @@ async def receiving(respond: Respond, *, tls: ssl.SSLContext | None = None) -> A
                 await writer.wait_closed()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(converse(reader, writer))
-        tasks.add(task)
+        # One that is cancelled before it has begun closes nothing.
+        writers.append(writer)
+        tasks.add(asyncio.create_task(converse(reader, writer)))
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     receiver.port = server.sockets[0].getsockname()[1]
@@ -78,7 +80,10 @@ async def receiving(respond: Respond, *, tls: ssl.SSLContext | None = None) -> A
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.close()
         await server.wait_closed()
+        await asyncio.sleep(0)
         failures = [r for r in results if isinstance(r, Exception)]
         assert not failures, failures
 
