@@ -40,11 +40,14 @@ check: .venv/.test ## Lint, format, types, layers, lock file
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-tests: .venv/.test ## The tests alone: all on the embedded PostgreSQL, the store also on this machine's and behind a pooler
+tests: .venv/.test ## The tests alone: all on the embedded PostgreSQL, the store also on this machine's and behind a pooler, and a fault campaign
 	$(install_pooler)
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
-	$(BIN)/python -m tests.system_server
-	$(BIN)/python -m tests.pooled --if-installed
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal
+	@mkdir -p .chaos; echo "two minutes of faults, beside the store again"; \
+	$(BIN)/python -m chaos --report .chaos/report.json >.chaos/output 2>&1 & chaos=$$!; \
+	trap 'kill $$chaos 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
+	$(BIN)/python -m tests.system_server && $(BIN)/python -m tests.pooled --if-installed; others=$$?; \
+	wait $$chaos; campaign=$$?; cat .chaos/output; exit $$((others | campaign))
 
 chaos: .venv/.test ## Two minutes of faults against a fleet of its own (CHAOS='--seed 8 --minutes 10 --preset kills' for another run)
 	@mkdir -p .chaos

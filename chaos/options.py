@@ -10,7 +10,6 @@ from chaos.fleet import MemberSpec
 from chaos.ground import Ground
 from chaos.injector import FLEET_KINDS
 from chaos.plan import KINDS, PRESETS, Rate, Schedule
-from fencepost.settings import Settings
 
 RESERVED_SECONDS = 42.0
 """Of a run's time, what its start, the drain and the probes get."""
@@ -48,8 +47,8 @@ def fault_seconds(minutes: float) -> float:
 
 
 def pooling(ground: Ground) -> bool:
-    """Whether a worker can go through a pooler in transaction mode: there is one, and fencepost knows of it."""
-    return "kill_pooler" in ground.kinds and "database_pooler" in Settings.__struct_fields__
+    """Whether a worker can go through a pooler in transaction mode: there is one."""
+    return "kill_pooler" in ground.kinds
 
 
 def fleet_specs(*, pooled: bool) -> list[MemberSpec]:

@@ -259,8 +259,12 @@ def test_disturbances_of_the_network_end_one_by_one(world: World) -> None:
 
 
 def test_the_pooler_is_killed_and_comes_back(world: World) -> None:
-    assert find_pgbouncer() is not None
-    assert world.pooled
+    assert world.pooled == (find_pgbouncer() is not None)
+    if not world.pooled:
+        # The report of a campaign names it as not covered.
+        with pytest.raises(WorldError, match="no pooler here"):
+            world.entrance("pooled", pooled=True)
+        return
     dsn = world.entrance("pooled", pooled=True)
     with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as session:
         first = session.execute("select pg_backend_pid()").fetchone()

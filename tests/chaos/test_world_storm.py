@@ -54,7 +54,7 @@ def test_whatever_overlaps_loses_nothing_and_heals() -> None:
             admin.execute("create table written (writer int, number int)")
             admin.execute("grant all on written to app")
         direct = Writers(world.entrance("direct"), count=3)
-        pooled = Writers(world.entrance("pooled", pooled=True), count=3, first=3)
+        pooled = Writers(world.entrance("pooled", pooled=world.pooled), count=3, first=3)
         with direct, pooled:
             threads = [threading.Thread(target=storm) for _ in range(4)]
             for thread in threads:
