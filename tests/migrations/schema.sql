@@ -334,6 +334,9 @@ function check_strangers(jobs jsonb) returns void
     -- Refuses jobs of a role that can't insert any by itself, and so isn't known to mean well: an id that another job has, or
     -- had and left its idempotency key; a queue's id; and what neither the API nor enqueue would take. For enqueue_jobs only.
     declare
+        -- In microseconds. An interval of ten years, which enqueue takes, is two days and a half longer than 3650 days.
+        most constant bigint := 3650 * bigint '86400000000';
+        ten_years constant bigint := 87660 * bigint '3600000000';
         taken uuid;
     begin
         if jobs @? '$[*].queue_id' then
@@ -355,20 +358,26 @@ function check_strangers(jobs jsonb) returns void
         end if;
         perform fencepost.check_job(
                     i.type, coalesce(i.payload, jsonb 'null'), i.queue, coalesce(i.priority, 0), i.max_attempts, i.run_at,
-                    i.delay_microseconds * interval '1 microsecond', make_interval(secs => i.timeout_seconds),
-                    i.expires_microseconds * interval '1 microsecond', i.idempotency_key, i.tags, null
+                    i.delay * interval '1 microsecond', make_interval(secs => i.timeout_seconds),
+                    i.expires * interval '1 microsecond', i.idempotency_key, i.tags, null
                 ),
-                fencepost.check_unique(
-                    i.key, i.until, i.until, i.period_microseconds * interval '1 microsecond', i.mode
-                )
+                fencepost.check_unique(i.key, i.until, i.until, i.period * interval '1 microsecond', i.mode)
            from (
             select r.*, r."unique" ->> 'key' as key, r."unique" ->> 'until' as until, r."unique" ->> 'mode' as mode,
-                   cast(r."unique" ->> 'period_microseconds' as bigint) as period_microseconds
+                   case when r.delay_microseconds <= ten_years then least(r.delay_microseconds, most)
+                        else r.delay_microseconds end as delay,
+                   case when r.expires_microseconds <= ten_years then least(r.expires_microseconds, most)
+                        else r.expires_microseconds end as expires,
+                   case when p.period_microseconds <= ten_years then least(p.period_microseconds, most)
+                        else p.period_microseconds end as period
               from jsonb_to_recordset(jobs) as r (
                        type text, payload jsonb, queue text, priority int, max_attempts int, run_at timestamptz,
                        delay_microseconds bigint, timeout_seconds float8, expires_microseconds bigint,
                        idempotency_key text, tags text[], "unique" jsonb
                    )
+             cross join lateral (
+                select cast(r."unique" ->> 'period_microseconds' as bigint) as period_microseconds
+             ) p
            ) i;
         if exists (
             select

@@ -390,6 +390,12 @@ async def test_a_producer_stores_only_what_the_api_would_take(
             return json.loads(await stranger.fetchval("select fencepost.enqueue_jobs($1)", json.dumps(records)))
 
         await send({"unique": hold})
+        # What enqueue's limits let through, they let through here.
+        await stranger.fetchval(
+            "select fencepost.enqueue('work', delay => '10 years', expires => '10 years', timeout => '24 h', "
+            "priority => 100, max_attempts => 100, unique_key => 'p', unique_period => '10 years', tags => '{a,b}', "
+            "metadata => '{}', idempotency_key => 'k', queue => 'here')"
+        )
         for field, fields in (
             ("expires_at", {"expires_at": "0044-03-15 BC"}),
             ("expires_at", {"expires_at": "-infinity"}),
@@ -397,7 +403,10 @@ async def test_a_producer_stores_only_what_the_api_would_take(
             ("interval", {"timeout_seconds": "Infinity"}),
             ("timeout", {"timeout_seconds": 1e6}),
             ("run_at", {"run_at": "infinity"}),
-            ("delay", {"delay_microseconds": 10**16}),
+            ("delay", {"delay_microseconds": 87_661 * 3_600_000_000}),
+            ("delay", {"delay_microseconds": -1}),
+            ("expires", {"expires_microseconds": 87_661 * 3_600_000_000}),
+            ("unique_period", {"unique": {**hold, "until": "period", "period_microseconds": 0}}),
             ("tags", {"tags": "{{a,b},{c,d}}"}),
             ("tags", {"tags": "{NULL}"}),
             ("tags", {"tags": [None]}),
@@ -414,8 +423,8 @@ async def test_a_producer_stores_only_what_the_api_would_take(
                 await send(fields)
     finally:
         await stranger.close()
-    assert await sql.fetchval("select count(*) from fencepost.jobs") == 1
-    assert await sql.fetchval("select count(*) from fencepost.lanes") == 1
+    assert await sql.fetchval("select count(*) from fencepost.jobs") == 2
+    assert await sql.fetchval("select count(*) from fencepost.lanes") == 2
 
 
 async def test_a_producer_can_not_free_anothers_idempotency_key(

@@ -91,21 +91,21 @@ def _show_one(finding: Finding) -> None:
         f"{finding.severity.value.upper():8}", fg=_COLOURS[finding.severity], bold=finding.remedy is not None
     )
     if finding.remedy is None:
-        click.echo(f"{label} {finding.code:26} {finding.what}")
+        click.echo(f"{label} {finding.code:14} {_wrapped(finding.what, indent=24).lstrip()}")
         return
     click.echo(f"{label} {finding.code}")
     click.echo(_wrapped(finding.what))
     click.echo(f"         do: {finding.remedy}")
 
 
-def _wrapped(text: str) -> str:
+def _wrapped(text: str, *, indent: int = 9) -> str:
     """A sentence as wide as the terminal; on one line where there is none, for `grep`. Remedies aren't cut."""
-    indent = " " * 9
+    margin = " " * indent
     if not sys.stdout.isatty():
-        return indent + text
+        return margin + text
     width = max(40, shutil.get_terminal_size().columns)
     return textwrap.fill(
-        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text, width, initial_indent=margin, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
     )
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import pty
+import re
 import subprocess
+import sys
 import uuid
+from contextlib import suppress
 
 import pytest
 
@@ -40,6 +46,29 @@ async def test_warnings_alone_are_no_failure_unless_asked_for(ward: Ward) -> Non
     assert remedy.strip() == "do: when it may go on: POST /queues/default/resume"
     assert ended.stdout.splitlines()[-1].startswith("0 errors, 1 warning; docs/how-to/doctor.md")
     assert doctor(ward, "--strict").returncode == 1
+
+
+async def test_on_a_terminal_sentences_keep_to_its_width_and_remedies_stay_whole(ward: Ward) -> None:
+    role = await ward.reader()
+    await ward.execute(f"revoke pg_read_all_stats from {role}")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "fencepost.cli.main", "doctor"]
+    environment = {**os.environ, "DATABASE_URL": ward.url, "COLUMNS": "80", "NO_COLOR": "1"}
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=theirs, stderr=asyncio.subprocess.DEVNULL, env=environment
+    )
+    os.close(theirs)
+    text = b""
+    with suppress(OSError):
+        while piece := await asyncio.to_thread(os.read, ours, 65536):
+            text += piece
+    os.close(ours)
+    assert await process.wait() == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.decode()).splitlines()
+    start = lines.index("WARNING  visibility.limited")
+    assert lines[start + 1].startswith(f"         role {role} doesn't see")
+    assert f'         do: as a superuser: grant pg_read_all_stats to "{role}";' in lines
+    assert [line for line in lines if len(line) > 80 and not line.startswith("         do: ")] == []
 
 
 async def test_errors_come_first_and_are_a_failure(ward: Ward) -> None:
