@@ -34,6 +34,8 @@ EXAMPLES = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 DEEPEST = 64
+# It would show a large value that fails; that one is large is no fault.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 
 class Doors:
