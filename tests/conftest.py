@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
+import hypothesis
 import pytest
 
 from fencepost.embedded import EmbeddedPostgres
@@ -37,6 +38,10 @@ from fencepost.store.migrate import prepare
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
 from tests import pgbouncer
+
+# The same examples in every run; EXPLORE=1 draws new ones.
+hypothesis.settings.register_profile("same", derandomize=not os.environ.get("EXPLORE"))
+hypothesis.settings.load_profile("same")
 
 TEMPLATE = f"fencepost_template_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
 

@@ -124,3 +124,12 @@ def respelled(value: Any, dice: random.Random) -> str:
     if "e" not in text and len(text) < 300:
         return dice.choice((text, text + "e0", text + "E+00", text + ("0" if "." in text else ".0")))
     return dice.choice((text, text.replace("e", "E")))
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Equal, where a whole number may stand for the float of the same digits: 9223372036854776000 for 2.0 ** 63."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(item, other[key]) for key, item in one.items())
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other or (isinstance(one, int) and isinstance(other, float) and float(one) == other))

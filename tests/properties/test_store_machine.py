@@ -8,7 +8,6 @@ operation answers. After each step the tables are read as they are, and have to 
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
@@ -54,7 +53,6 @@ STEPS = settings(
     max_examples=60,
     stateful_step_count=30,
     deadline=None,
-    derandomize=bool(os.environ.get("CI")),
     suppress_health_check=[HealthCheck.too_slow],
 )
 
