@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -23,7 +22,6 @@ from fencepost import DatabaseUnavailable, Fencepost, InvalidSettings, Job
 from fencepost.settings import Settings
 from tests import pgbouncer
 from tests.processes.support import QUICK
-from tests.processes.test_liveness import ProbedWorker
 from tests.service.support import Service
 from tests.store.support import until
 from tests.worker.support import SETTINGS, wait_until
@@ -96,14 +94,6 @@ def test_serve_listens_by_another_way(url: str, database_url: str) -> None:
         service.signal(signal.SIGTERM)
         assert service.wait() == 0
     assert not [line for line in service.logged if DEAF in line]
-
-
-def test_a_worker_with_probes(url: str, tmp_path: Path) -> None:
-    with ProbedWorker(tmp_path, DATABASE_URL=url, DATABASE_POOLER="transaction") as worker:
-        assert worker.ask("/readyz").status == 200
-        assert "queue_depth" in worker.ask("/metrics").body
-        worker.signal(signal.SIGTERM)
-        assert worker.wait() == 0
 
 
 @pytest.mark.parametrize("command", [["serve"], ["worker"], ["migrate"], ["prune"], ["jobs", "list"]])

@@ -46,7 +46,7 @@ class Probes:
 
     async def start(self, dsn: str, look: Look) -> Self:
         """Answer from now on. Raises DatabaseUnavailable."""
-        self._database = database = Database.of(self._settings, dsn, connections=CONNECTIONS)
+        self._database = database = Database(dsn, schema=self._settings.schema, connections=CONNECTIONS)
         await database.open()
         self.readiness.watch(look)
         self.metrics.watch(self.readiness.look)
