@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -114,6 +115,22 @@ async def test_a_proxy_that_only_answers_for_the_server(database_url: str) -> No
         (await elsewhere.connect_to_listen()).terminate()
 
 
+@pytest.mark.parametrize(("pooler", "expected"), [(Pooler.NONE, 1), (Pooler.SESSION, 1), (Pooler.TRANSACTION, 4)])
+async def test_round_trips_of_a_statement(database_url: str, pooler: Pooler, expected: int) -> None:
+    turns: list[str] = []
+    async with proxied(database_url, turns) as url:
+        database = Database(url, pooler=pooler)
+        await database.open()
+        for _ in range(3):
+            turns.clear()
+            await database.fetch("audit")
+        assert turns.count("asked") == expected, "the third time"
+        await database.close()
+    page = (Path(__file__).parents[2] / "docs/how-to/poolers.md").read_text(encoding="utf-8")
+    [told] = [line.split("|")[2:5] for line in page.splitlines() if "round trips of a statement" in line]
+    assert int(told[list(Pooler).index(pooler)]) == expected
+
+
 async def test_the_doctor_knows_what_a_start_would_refuse(database_url: str) -> None:
     for ignored in ("extra_float_digits", DROPPED):
         with pgbouncer.running(database_url, "session", ignore_startup_parameters=ignored) as bouncer:
@@ -126,13 +143,18 @@ async def complaints(url: str) -> list[str]:
 
 
 @asynccontextmanager
-async def proxied(url: str) -> AsyncIterator[str]:
-    """The address of *url* through something that gives out other process numbers than the server's."""
+async def proxied(url: str, turns: list[str] | None = None) -> AsyncIterator[str]:
+    """
+    The address of *url* through something that gives out other process numbers than the server's.
+
+    Who speaks is added to *turns*, each time that it is another.
+    """
     there = urlsplit(url)
     query = dict(parse_qsl(there.query))
     host, port = query.get("host") or there.hostname or "127.0.0.1", query.get("port") or str(there.port or 5432)
 
     relays: list[Any] = []
+    said: list[str] = [] if turns is None else turns
 
     async def relay(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
         opening = (
@@ -143,7 +165,7 @@ async def proxied(url: str) -> AsyncIterator[str]:
         relays.append(asyncio.current_task())
         server, requests = await opening
         with suppress(ConnectionError, asyncio.IncompleteReadError):
-            await asyncio.gather(pass_on(client, requests), renumbered(server, answers))
+            await asyncio.gather(pass_on(client, requests, said), renumbered(server, answers, said))
         for writer in (requests, answers):
             writer.close()
             with suppress(ConnectionError):
@@ -160,24 +182,26 @@ async def proxied(url: str) -> AsyncIterator[str]:
     await asyncio.gather(*relays)
 
 
-async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """Everything, until there is no more."""
+async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter, turns: list[str]) -> None:
+    """Everything that is asked, until there is no more."""
     while data := await source.read(65536):
+        if turns[-1:] != ["asked"]:
+            turns.append("asked")
         sink.write(data)
         await sink.drain()
     sink.close()
 
 
-async def renumbered(server: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
-    """What the server says, with another process number in its greeting."""
-    kind = b""
-    while kind != b"Z":
+async def renumbered(server: asyncio.StreamReader, answers: asyncio.StreamWriter, turns: list[str]) -> None:
+    """What the server says, with another process number in its greeting, until it says no more."""
+    while True:
         kind, length = await server.readexactly(1), await server.readexactly(4)
         body = await server.readexactly(int.from_bytes(length) - 4)
         if kind == b"K":
             body = (int.from_bytes(body[:4]) + 1).to_bytes(4) + body[4:]
+        if turns[-1:] != ["answered"]:
+            turns.append("answered")
         answers.write(kind + length + body)
-    await pass_on(server, answers)
 
 
 async def test_a_way_to_listen_through_a_pooler_that_keeps_sessions(database_url: str) -> None:

@@ -83,8 +83,7 @@ class Producer:
     def settings(self) -> Settings:
         """The app's settings: those it was given, else those of the environment. Raises InvalidSettings."""
         if self._settings is None:
-            settings = self._given or from_environment()
-            self._settings = msgspec.structs.replace(settings, **self._own)
+            self._settings = msgspec.structs.replace(self._given or from_environment(), **self._own)
         return self._settings
 
     @property

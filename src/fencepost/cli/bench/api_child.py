@@ -19,6 +19,7 @@ from fencepost.api.app import Services, create_app
 from fencepost.api.server import ApiServer, bind_socket, make_server
 from fencepost.app import Fencepost
 from fencepost.cli.bench.processes import answering
+from fencepost.cli.bench.reaching import settings_of
 from fencepost.cli.worker_thread import new_event_loop
 from fencepost.domain.job import NewJob
 from fencepost.settings import Settings
@@ -71,10 +72,8 @@ class _Api:
         return State(self._port, time.process_time())
 
     async def _start(self, question: Question) -> None:
-        settings = Settings(schema=question.schema, http_host="127.0.0.1", http_port=0, workers=0)
-        self._database = database = Database(
-            question.dsn, schema=settings.schema, connections=settings.database_connections
-        )
+        settings = settings_of(question.dsn, question.schema, http_host="127.0.0.1", http_port=0, workers=0)
+        self._database = database = Database.of(settings, question.dsn, connections=settings.database_connections)
         if question.stores:
             await database.open()
         self._hints = hints = Hints(database)

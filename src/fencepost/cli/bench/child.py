@@ -21,6 +21,7 @@ import msgspec
 
 from fencepost.app import Fencepost
 from fencepost.cli.bench.processes import say, stdin
+from fencepost.cli.bench.reaching import settings_of
 from fencepost.cli.worker_thread import new_event_loop
 from fencepost.domain.context import Context
 from fencepost.settings import Settings
@@ -154,7 +155,7 @@ def _fail(held: bytearray) -> None:
 
 async def _run(config: Config) -> None:
     counter = Counter(config.report_seconds, counts_tasks=config.counts_tasks)
-    settings = Settings(schema=config.schema, workers=config.slots)
+    settings = settings_of(config.dsn, config.schema, workers=config.slots)
     worker = Worker(config.dsn, jobs_of(counter).types, settings, Events())
     commands = await stdin()
     say(Line())

@@ -8,6 +8,7 @@ from importlib.resources import files
 from fencepost.cli.bench.ground import PARTITION_DAYS, Ground, checkpoint
 from fencepost.cli.bench.plan import Plan, Show
 from fencepost.errors import FencepostError
+from fencepost.settings.pooler import Pooler
 from fencepost.store.statements import qualify
 
 SCHEDULED_TIMES, FINISHED_TIMES, DUE_TIMES = 20, 20, 4
@@ -39,15 +40,26 @@ async def gather(ground: Ground, plan: Plan, show: Show) -> None:
     await _insert(ground, plan, show, "finished", "crowd_ended", served, plan.jobs * FINISHED_TIMES)
     await _insert(ground, plan, show, "scheduled", "crowd_waiting", served, plan.jobs * SCHEDULED_TIMES, hour, month)
     await _insert(ground, plan, show, "due", "crowd_waiting", unserved, plan.jobs * DUE_TIMES, -hour, hour)
-    async with ground.database.connection() as connection:
-        await connection.execute("set statement_timeout = 0")
-        for table in _TABLES:
-            await connection.execute(qualify(f"vacuum (analyze) fencepost.{table}", ground.schema))
-        await connection.execute("reset statement_timeout")
+    await _vacuum(ground)
     await checkpoint(ground.database)
     counts = await ground.jobs.audit()
     if counts["jobs"] != sum(count for place, count in counts.items() if place != "jobs"):
         raise FencepostError(f"the filled tables don't add up: {counts}")
+
+
+async def _vacuum(ground: Ground) -> None:
+    """Outside of any transaction, and for as long as it takes."""
+    texts = [qualify(f"vacuum (analyze) fencepost.{table}", ground.schema) for table in _TABLES]
+    if ground.database.pooler is Pooler.TRANSACTION:
+        # Where no session is ours, none of our limits is set outside of a transaction.
+        for text in texts:
+            await ground.database.execute_alone(text)
+        return
+    async with ground.database.connection() as connection:
+        await connection.execute("set statement_timeout = 0")
+        for text in texts:
+            await connection.execute(text)
+        await connection.execute("reset statement_timeout")
 
 
 async def _insert(

@@ -12,6 +12,7 @@ from uuid import uuid4
 from fencepost.cli.bench.crowd import UNSERVED, beginning, gather
 from fencepost.cli.bench.ground import Ground
 from fencepost.cli.bench.plan import Figures, Plan, Show, job
+from fencepost.cli.bench.reaching import settings_of
 from fencepost.cli.bench.reading import percentiles
 from fencepost.domain.ids import first_id_at
 from fencepost.domain.job import Job, Status
@@ -55,7 +56,8 @@ async def crowded(ground: Ground, plan: Plan, show: Show) -> Figures:
 
 async def _claims(ground: Ground, plan: Plan, show: Show, label: str) -> list[int]:
     """Claim ten jobs a hundred times a second, each time from where the last claim came to, as a worker does."""
-    database = Database(ground.dsn, schema=ground.schema, connections=2, session=HOT_SESSION)
+    settings = settings_of(ground.dsn, ground.schema)
+    database = Database.of(settings, ground.dsn, connections=2, session=HOT_SESSION)
     await database.open()
     store, cursors, delays_ns = WorkerStore(database, uuid4()), Cursors(), []
     queue_id = await ground.queues.id_of("default")

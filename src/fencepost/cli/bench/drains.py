@@ -52,16 +52,17 @@ async def pinned_snapshot(ground: Ground, plan: Plan) -> AsyncIterator[None]:
     if not plan.pinned:
         yield
         return
-    async with ground.database.connection() as connection:
+    # Not one of the pool's: behind a pooler those begin their transactions themselves.
+    connection = await ground.database.connect()
+    try:
         await connection.execute(
             "begin isolation level repeatable read;"
             "set local idle_in_transaction_session_timeout = 0;"
             "select pg_current_xact_id()"
         )
-        try:
-            yield
-        finally:
-            await connection.execute("rollback")
+        yield
+    finally:
+        await connection.close()
 
 
 async def _drain(ground: Ground, plan: Plan, show: Show, wal_before: int) -> Figures:

@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import msgspec
 
+from fencepost.cli.bench.reaching import settings_of, with_database
 from fencepost.embedded import EmbeddedPostgres
 from fencepost.errors import InvalidSettings
 from fencepost.settings import Settings
@@ -80,23 +80,23 @@ async def fresh(url: str, schema: str | None) -> AsyncIterator[Ground]:
                 await ground.database.execute(f"drop schema {quote_schema(schema)} cascade")
         return
     name = f"fencepost_bench_{uuid4().hex[:8]}"
-    admin = Database(url, connections=1)
+    admin = Database.of(settings_of(url, "fencepost"), url, connections=1)
     await admin.open()
     try:
         with _needing_rights("a benchmark makes a database of its own; use a role with CREATEDB, or name a --schema"):
-            await admin.execute(f"create database {name}")
+            await admin.execute_alone(f"create database {name}")
         try:
-            async with _opened(urlunsplit(urlsplit(url)._replace(path=f"/{name}")), "fencepost") as ground:
+            async with _opened(with_database(url, f"/{name}"), "fencepost") as ground:
                 yield ground
         finally:
-            await admin.execute(f"drop database {name} with (force)")
+            await admin.execute_alone(f"drop database {name} with (force)")
     finally:
         await admin.close()
 
 
 @asynccontextmanager
 async def _opened(url: str, schema: str) -> AsyncIterator[Ground]:
-    database = Database(url, schema=schema, connections=CONNECTIONS)
+    database = Database.of(settings_of(url, schema), url, connections=CONNECTIONS)
     await database.open()
     hints = Hints(database)
     queues = Queues(database, hints)
@@ -115,7 +115,7 @@ async def _opened(url: str, schema: str) -> AsyncIterator[Ground]:
 async def checkpoint(database: Database) -> None:
     """See to it that no checkpoint of what was before falls into what is measured. Only some roles may."""
     with suppress(InvalidSettings), _needing_rights("a checkpoint is not for this role"):
-        await database.execute("checkpoint")
+        await database.execute_alone("checkpoint")
 
 
 async def _refuse_contents(database: Database, jobs: Jobs) -> None:
