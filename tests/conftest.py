@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import shutil
 import signal
-import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -28,6 +28,7 @@ import asyncpg
 import hypothesis
 import pytest
 
+from chaos.world.places import make_folder
 from fencepost.embedded import EmbeddedPostgres
 from fencepost.settings.pooler import Pooler
 from fencepost.store.database import HOT_SESSION, Database
@@ -82,17 +83,13 @@ def server_url() -> Iterator[str]:
         return
     binaries = Path(os.environ["TEST_BINARIES"]) if "TEST_BINARIES" in os.environ else None
     # Not pytest's own folder: that is closed to all but root, and as root the server runs under another account.
-    with (
-        tempfile.TemporaryDirectory(prefix="fencepost-tests-") as folder,
-        EmbeddedPostgres(_opened(Path(folder)) / "data", binaries=binaries, options=QUICK) as server,
-    ):
-        yield server.dsn
-
-
-def _opened(folder: Path) -> Path:
-    """Let other accounts pass through *folder* to what lies in it, without reading it."""
-    folder.chmod(0o711)
-    return folder
+    # In memory where there is room: a database a test is four hundred files a test.
+    folder = make_folder("fencepost-tests-")
+    try:
+        with EmbeddedPostgres(folder / "data", binaries=binaries, options=QUICK) as server:
+            yield server.dsn
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 collect_ignore = [] if pgbouncer.is_installed() else ["pooler"]

@@ -11,7 +11,7 @@ SHARED_MEMORY = Path("/dev/shm")
 NEEDED_BYTES = 2 * 1024**3
 
 
-def make_folder() -> Path:
+def make_folder(prefix: str = "fencepost-chaos-") -> Path:
     """
     Make an empty folder that other accounts may pass through; whoever asked removes it.
 
@@ -22,6 +22,6 @@ def make_folder() -> Path:
     base = None
     if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > NEEDED_BYTES:
         base = SHARED_MEMORY
-    folder = Path(tempfile.mkdtemp(prefix="fencepost-chaos-", dir=base))
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
     folder.chmod(0o711)
     return folder

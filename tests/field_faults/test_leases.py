@@ -99,8 +99,9 @@ async def test_a_worker_that_stood_still_ends_only_what_is_still_its_own(bench: 
         await first.finish()
     for job in jobs:
         await fenced(bench, job)
-    # What it was told is what is there.
-    assert first.count("ended succeeded") == sum(job.lease_token == 1 for job in jobs)
+    # What it was told is what is there. It may have taken some of them again itself.
+    its_own = [job for job in jobs if f"started {job.id} {job.lease_token}" in first.lines]
+    assert first.count("ended succeeded") == len(its_own)
     await bench.audit()
 
 

@@ -27,7 +27,7 @@ from fencepost.store.doctor.findings import Finding, Limits, Severity, duration,
 from fencepost.store.grants import Purpose
 from fencepost.store.migrate import migrate, prepare
 from tests import pgbouncer
-from tests.conftest import _opened, with_database
+from tests.conftest import with_database
 
 from .conftest import Ward
 
@@ -388,7 +388,9 @@ async def test_poolers(ward: Ward) -> None:
 async def test_a_standby_and_what_it_keeps_from_vacuum() -> None:
     """A standby by the copy of a folder; it says to the primary what its oldest query sees."""
     with tempfile.TemporaryDirectory(prefix="fencepost-standby-") as folder:
-        first, second = _opened(Path(folder)) / "primary", Path(folder) / "standby"
+        # As root the servers run under another account.
+        Path(folder).chmod(0o711)
+        first, second = Path(folder) / "primary", Path(folder) / "standby"
         with EmbeddedPostgres(first) as primary:
             await _migrated(primary.dsn)
         _copied(first, second)
