@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
-import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from chaos.world.places import make_folder
 from fencepost.domain.ids import new_id
 from fencepost.embedded import EmbeddedPostgres
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
@@ -385,33 +386,37 @@ async def test_poolers(ward: Ward) -> None:
     assert [(one.code, one.severity) for one in await ward.complaints()] == [("pooler.mode", Severity.WARNING)]
 
 
-async def test_a_standby_and_what_it_keeps_from_vacuum() -> None:
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    folder = make_folder("fencepost-standby-")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+async def test_a_standby_and_what_it_keeps_from_vacuum(folder: Path) -> None:
     """A standby by the copy of a folder; it says to the primary what its oldest query sees."""
-    with tempfile.TemporaryDirectory(prefix="fencepost-standby-") as folder:
-        # As root the servers run under another account.
-        Path(folder).chmod(0o711)
-        first, second = Path(folder) / "primary", Path(folder) / "standby"
-        with EmbeddedPostgres(first) as primary:
-            await _migrated(primary.dsn)
-        _copied(first, second)
-        with EmbeddedPostgres(first) as primary:
-            sql = await asyncpg.connect(primary.dsn)
-            host = await sql.fetchval("select current_setting('unix_socket_directories')")
-            options = {
-                "primary_conninfo": f"host={host} user=fencepost application_name=mirror",
-                "hot_standby_feedback": "on",
-                "wal_receiver_status_interval": "1",
-            }
-            with EmbeddedPostgres(second, options=options) as standby:
-                assert await _codes(standby.dsn) == ["server.recovery"]
-                query = await asyncpg.connect(standby.dsn)
-                await query.execute("begin isolation level repeatable read; select count(*) from fencepost.jobs")
-                async with asyncio.timeout(60):
-                    while (codes := await _codes(primary.dsn, pinned_transactions=3)) == []:
-                        await sql.execute("select pg_current_xact_id()")
-                assert codes == ["transactions.standby"]
-                query.terminate()
-            await sql.close()
+    first, second = folder / "primary", folder / "standby"
+    with EmbeddedPostgres(first) as primary:
+        await _migrated(primary.dsn)
+    _copied(first, second)
+    with EmbeddedPostgres(first) as primary:
+        sql = await asyncpg.connect(primary.dsn)
+        host = await sql.fetchval("select current_setting('unix_socket_directories')")
+        options = {
+            "primary_conninfo": f"host={host} user=fencepost application_name=mirror",
+            "hot_standby_feedback": "on",
+            "wal_receiver_status_interval": "1",
+        }
+        with EmbeddedPostgres(second, options=options) as standby:
+            assert await _codes(standby.dsn) == ["server.recovery"]
+            query = await asyncpg.connect(standby.dsn)
+            await query.execute("begin isolation level repeatable read; select count(*) from fencepost.jobs")
+            async with asyncio.timeout(60):
+                while (codes := await _codes(primary.dsn, pinned_transactions=3)) == []:
+                    await sql.execute("select pg_current_xact_id()")
+            assert codes == ["transactions.standby"]
+            query.terminate()
+        await sql.close()
 
 
 def _copied(first: Path, second: Path) -> None:
