@@ -81,20 +81,32 @@ class Proxy:
 
     async def _main(self) -> None:
         self._finish = asyncio.Event()
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._begin, "127.0.0.1", 0)
         self._port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._finish.wait()
         server.close()
+        # Who was let in just now has a link in the next round.
+        for _ in range(2):
+            await asyncio.sleep(0)
         self._cut()
-        if self._links:
+        while self._links:
             await asyncio.wait(list(self._links))
+            await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link: asyncio.Task[None] | None = asyncio.current_task()
-        assert link is not None
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = self._loop.create_task(self._serve(reader, writer))
+
+        def ended(link: asyncio.Task[None]) -> None:
+            # Here rather than in the task: one that is cancelled before it has begun closes nothing.
+            self._links.discard(link)
+            _abort(writer)
+
         self._links.add(link)
+        link.add_done_callback(ended)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream: asyncio.StreamWriter | None = None
         try:
             if self._refuses:
@@ -115,10 +127,8 @@ class Proxy:
         except (asyncio.CancelledError, OSError):
             return
         finally:
-            self._links.discard(link)
-            for end in (writer, upstream):
-                if end is not None:
-                    _abort(end)
+            if upstream is not None:
+                _abort(upstream)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
