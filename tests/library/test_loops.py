@@ -359,7 +359,10 @@ def test_without_an_address_the_embedded_database_is_used(tmp_path: Path) -> Non
         return a + b
 
     if len(sys.argv) > 2:
-        print("second", add.enqueue_sync(20, 22).effect, flush=True)
+        # In one piece: other threads log to the same stream.
+        effect = add.enqueue_sync(20, 22).effect
+        sys.stdout.write(f"second {effect}\\n")
+        sys.stdout.flush()
     else:
         async def main():
             async with app, app.worker():
