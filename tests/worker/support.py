@@ -261,8 +261,11 @@ class Bench:
                 job_id,
                 token,
             )
-            recovery = await store.recover(queue_id, after=None, max_rows=100)
-            return any(found == job_id for found, _, _ in recovery.jobs)
+            await store.recover(queue_id, after=None, max_rows=100)
+            # By this sweep or by a worker's own.
+            return not await self.value(
+                "select exists (select from fencepost.leases where id = $1 and token = $2)", job_id, token
+            )
 
         await wait_until(recovered, 3, "a lease to be recovered")
 
