@@ -77,5 +77,14 @@ def delay_after(backoff: Backoff, attempt: int, *, ceiling_seconds: float) -> fl
     return min(max(seconds, 0.0), ceiling_seconds)
 
 
+def pause_after(failures: int, *, first_seconds: float, longest_seconds: float) -> float:
+    """
+    How long a loop of ours waits after so many failures in a row, in seconds: twice as long with each, up to a limit.
+
+    Spread over the upper half, so that many who met one outage don't come back together.
+    """
+    return min(first_seconds * 2.0 ** min(failures, 10), longest_seconds) * random.uniform(0.5, 1.0)
+
+
 def _spread(bound: float, jitter: float, draw: Draw) -> float:
     return draw(bound * (1 - jitter), bound)

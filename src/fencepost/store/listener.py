@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
 from typing import Any
 
+from fencepost.domain.backoff import pause_after
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.store.database import Database
 from fencepost.store.failures import translated
@@ -73,8 +73,7 @@ class Listener:
             lasted = self.is_connected and time.monotonic() - began >= _LONGEST_PAUSE_SECONDS
             failures = 0 if lasted else failures + 1
             self.is_connected = False
-            pause = min(0.1 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS)
-            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            await asyncio.sleep(pause_after(failures, first_seconds=0.1, longest_seconds=_LONGEST_PAUSE_SECONDS))
 
     async def _listen(self) -> None:
         lost = asyncio.Event()

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable
 
+from fencepost.domain.backoff import pause_after
 from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Claim
@@ -118,7 +118,7 @@ class Dispatcher:
             except Exception as error:
                 failures += 1
                 self._pulse.failed(error)
-                pause = min(0.1 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
+                pause = pause_after(failures, first_seconds=0.1, longest_seconds=_LONGEST_PAUSE_SECONDS)
                 if is_the_servers(error):
                     log.warning(
                         "can't claim jobs", extra={"reason": first_line(error), "retry_in_seconds": round(pause, 3)}

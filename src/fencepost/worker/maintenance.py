@@ -13,6 +13,7 @@ from datetime import datetime
 from uuid import UUID
 
 import fencepost
+from fencepost.domain.backoff import pause_after
 from fencepost.domain.job import Status
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Position, Recovery
@@ -75,8 +76,10 @@ async def repeat(
             longest = min(every_seconds, LONGEST_FAULT_PAUSE_SECONDS)
             pulse.failed(error)
             log.exception(f"fault in {what}")
-        pause = min(longest, FIRST_PAUSE_SECONDS * 2.0 ** min(failures, 10)) if failures else every_seconds
-        await asyncio.sleep(pause * random.uniform(*((0.5, 1.0) if failures else (0.9, 1.0))))
+        if failures:
+            await asyncio.sleep(pause_after(failures, first_seconds=FIRST_PAUSE_SECONDS, longest_seconds=longest))
+        else:
+            await asyncio.sleep(every_seconds * random.uniform(0.9, 1.0))
 
 
 class Rescuer:

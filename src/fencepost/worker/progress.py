@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from uuid import UUID
 
 import msgspec
 
+from fencepost.domain.backoff import pause_after
 from fencepost.domain.text import clean_text
 from fencepost.errors import DatabaseUnavailable
 from fencepost.worker.attempt import Attempt, Key
@@ -119,7 +119,7 @@ class Progress:
             # Also after the last: the next word then waits, however soon it comes.
             pause = self._every_seconds
             if failures:
-                pause = min(pause * 2.0 ** min(failures, 10), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0)
+                pause = pause_after(failures, first_seconds=pause, longest_seconds=LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(pause)
 
     async def _write(self) -> None:

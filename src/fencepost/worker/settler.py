@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from typing import Protocol
 
+from fencepost.domain.backoff import pause_after
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
 from fencepost.store.failures import first_line, is_of_the_value, is_outage, is_the_servers, waited_too_long
@@ -176,7 +176,7 @@ class Settler:
                 failures += 1
                 self._most = max(1, self._most // 2)
                 self._pulse.failed(error)
-                pause = min(0.05 * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1)
+                pause = pause_after(failures, first_seconds=0.05, longest_seconds=_LONGEST_PAUSE_SECONDS)
                 reason = {"reason": first_line(error), "retry_in_seconds": round(pause, 3)}
                 if is_the_servers(error):
                     log.warning("outcomes can't be written yet", extra=reason)
