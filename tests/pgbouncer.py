@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from chaos.world.pooler import find_pgbouncer
 
 START_SECONDS = 20.0
 MISSING = (
@@ -33,19 +34,15 @@ class Missing(Exception):
 
 def program() -> str:
     """Where PgBouncer is. Raises Missing."""
-    found = _find()
+    found = find_pgbouncer()
     if found is None:
         raise Missing(MISSING)
-    return found
+    return str(found)
 
 
 def is_installed() -> bool:
     """Whether there is one."""
-    return _find() is not None
-
-
-def _find() -> str | None:
-    return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+    return find_pgbouncer() is not None
 
 
 class PgBouncer:

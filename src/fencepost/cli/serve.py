@@ -35,7 +35,7 @@ from fencepost.cli.signals import StopSignals
 from fencepost.cli.worker_thread import new_event_loop
 from fencepost.embedded import EmbeddedPostgres, default_data_dir
 from fencepost.errors import FencepostError
-from fencepost.settings import Settings
+from fencepost.settings import CONNECTIONS_OF_A_WORKER, Settings
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
 from fencepost.store.job_types import JobTypes
@@ -52,7 +52,6 @@ EMBEDDED_CONNECTIONS = 100
 """What the embedded PostgreSQL allows by itself."""
 RESTART_SECONDS = 2.0
 """How long until the next try, when it can't be started again."""
-CONNECTIONS_OF_A_WORKER = 6
 SPARE_CONNECTIONS = 20
 """For people who look, and for workers that join."""
 

@@ -24,6 +24,9 @@ from fencepost.settings.pooler import Pooler
 LEASE_MARGIN_SECONDS = 5.0
 """What a lease must have left after the longest attempt, to write down how it ended."""
 
+CONNECTIONS_OF_A_WORKER = 6
+"""The most that the workers of one process open, beside DATABASE_CONNECTIONS."""
+
 Environment = Mapping[str, str]
 
 

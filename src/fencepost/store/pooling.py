@@ -35,7 +35,6 @@ __all__ = [
     "explained",
     "opening",
     "session_settings",
-    "transaction_settings",
 ]
 
 ROUNDS = 10
@@ -93,14 +92,9 @@ def beginning(*, snapshot: bool = False) -> str:
     return f"begin isolation level {'repeatable read, read only' if snapshot else 'read committed'}"
 
 
-def transaction_settings(settings: Mapping[str, str]) -> str:
-    """SQL that gives a transaction its settings. In one message with its beginning it is on the same connection."""
-    return f"{_setting(settings, is_local=True)}; {corrections(is_local=True)}"
-
-
 def opening(settings: Mapping[str, str], *, snapshot: bool = False) -> str:
     """SQL that begins a transaction with these settings, in one message, so on one connection."""
-    return f"{beginning(snapshot=snapshot)}; {transaction_settings(settings)}"
+    return f"{beginning(snapshot=snapshot)}; {_setting(settings, is_local=True)}; {corrections(is_local=True)}"
 
 
 async def detect(dsn: str) -> Pooler:
@@ -114,9 +108,7 @@ async def detect(dsn: str) -> Pooler:
     with translated():
         connection = await _plain(dsn)
         try:
-            if not await _is_pooled(connection):
-                return Pooler.NONE
-            return Pooler.SESSION if await _keeps_its_session(dsn, connection) else Pooler.TRANSACTION
+            return await _behind(dsn, connection)
         finally:
             connection.terminate()
 
@@ -141,7 +133,7 @@ async def check_direct(dsn: str, connection: Any, settings: Mapping[str, str]) -
 
 async def check_session(dsn: str, connection: Any) -> None:
     """Raise InvalidSettings when *connection*, made through *dsn*, isn't the same session from one use to the next."""
-    if await _is_pooled(connection) and not await _keeps_its_session(dsn, connection):
+    if await _behind(dsn, connection) is Pooler.TRANSACTION:
         raise InvalidSettings(
             "DATABASE_POOLER is session, but the pooler that DATABASE_URL leads to changes connections between "
             "transactions; set DATABASE_POOLER=transaction, or pool_mode = session for this database in the pooler"
@@ -150,7 +142,7 @@ async def check_session(dsn: str, connection: Any) -> None:
 
 async def check_listening(dsn: str, connection: Any) -> None:
     """Raise InvalidSettings when *connection*, made through *dsn* to listen, isn't one session: it may hear nothing."""
-    if await _is_pooled(connection) and not await _keeps_its_session(dsn, connection):
+    if await _behind(dsn, connection) is Pooler.TRANSACTION:
         raise InvalidSettings(
             "DATABASE_LISTEN_URL leads to a pooler that changes connections between transactions, where notifications "
             "get lost; give the address of PostgreSQL itself, or leave it out"
@@ -198,8 +190,11 @@ async def _plain(dsn: str) -> Any:
     return await asyncpg.connect(dsn, **options)
 
 
-async def _is_pooled(connection: Any) -> bool:
-    return bool(await _process(connection) != connection.get_server_pid())
+async def _behind(dsn: str, connection: Any) -> Pooler:
+    """What *connection*, made through *dsn*, leads through."""
+    if await _process(connection) == connection.get_server_pid():
+        return Pooler.NONE
+    return Pooler.SESSION if await _keeps_its_session(dsn, connection) else Pooler.TRANSACTION
 
 
 async def _process(connection: Any) -> int:

@@ -133,9 +133,10 @@ class Sessions:
         It is begun and given its settings in one round trip where the session can't keep them; *session* is put on
         top of them there. A connection that must not be used again is cut off, so that nobody waits for it.
         """
-        opening = pooling.beginning(snapshot=snapshot)
         if self._pooler is Pooler.TRANSACTION:
-            opening = f"{opening}; {pooling.transaction_settings({**self._settings, **(session or {})})}"
+            opening = pooling.opening({**self._settings, **(session or {})}, snapshot=snapshot)
+        else:
+            opening = pooling.beginning(snapshot=snapshot)
         try:
             await connection.execute(opening)
             yield

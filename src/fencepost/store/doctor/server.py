@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from fencepost.errors import InvalidSettings
+from fencepost.settings import CONNECTIONS_OF_A_WORKER
 from fencepost.store import pooling
 from fencepost.store.database import Database, Row
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
@@ -14,7 +15,6 @@ from fencepost.store.migrate import LOWEST_SERVER
 from fencepost.store.pooling import Pooler
 from fencepost.store.statements import quote_schema
 
-CONNECTIONS_OF_A_WORKER = 6
 CLOCK_ROUNDS = 5
 _RELOAD = "select pg_reload_conf();"
 
