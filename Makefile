@@ -53,7 +53,7 @@ chaos: .venv/.test ## Two minutes of faults against a fleet of its own (CHAOS='-
 	@mkdir -p .chaos
 	$(BIN)/python -m chaos --report .chaos/report.json $(CHAOS)
 
-fast: .venv/.test ## The quick tests, while working: three minutes
+fast: .venv/.test ## The quick tests, while working
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not slow'
 
 fuzz: .venv/.test ## 200,000 broken requests at a service of its own (FUZZ='--seed 7 --requests 10000')

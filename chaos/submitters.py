@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -158,7 +159,7 @@ class Submitters:
             self.acknowledged[casting.script.name] += 1
             if casting.script.cancels:
                 await asyncio.sleep(self._draw.uniform(0, 1.5))
-                await self._until_answered(lambda job=job: self._cancel(job), [casting])  # type: ignore[misc]
+                await self._until_answered(partial(self._cancel, job), [casting])
 
     async def _until_answered(
         self, ask: Callable[[], Awaitable[list[tuple[str, str]]]], castings: list[Casting]

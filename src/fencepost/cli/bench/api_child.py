@@ -97,7 +97,7 @@ class _Api:
 
 def main() -> None:
     """Run the child."""
-    logs.configure(Settings(), stream=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    logs.configure(Settings(), stream=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_run())
 

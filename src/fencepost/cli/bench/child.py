@@ -114,7 +114,7 @@ def main() -> None:
 
         # What fails is logged with its traceback: a part of what a failure costs.
         settings = Settings(log_format="json", log_level="info" if config.log_lines else "warning")
-        logs.configure(settings, stream=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        logs.configure(settings, stream=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
     else:
         logging.disable(logging.INFO)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
