@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import http
 import logging
-import random
 from uuid import UUID
 
 import msgspec
 
 from fencepost.api.http import CLOSE, JSON_TYPE, HttpError, Request, Response
+from fencepost.domain.jitter import between
 from fencepost.errors import FencepostError, InvalidJob
 from fencepost.store.failures import DataError
 
@@ -50,7 +50,7 @@ def respond(error: Exception, request: Request) -> Response:
         headers += error.headers
     if status == 503:
         # Jittered, so that callers who were refused together don't come back together.
-        headers.append((b"retry-after", b"%d" % random.randint(1, 3)))
+        headers.append((b"retry-after", b"%d" % int(between(1, 3.99))))
     if _wants_problem(request):
         problem = _problem(error, request, status, code, message)
         return Response(status, problem, [(b"content-type", PROBLEM_TYPE), *headers])

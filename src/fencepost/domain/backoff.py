@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 
 import msgspec
+
+from fencepost.domain.jitter import between
 
 Draw = Callable[[float, float], float]
 
@@ -33,7 +34,7 @@ class Exponential(msgspec.Struct, frozen=True):
         except OverflowError:
             return self.ceiling_seconds if self.base_seconds else 0.0
 
-    def delay(self, attempt: int, *, draw: Draw = random.uniform) -> float:
+    def delay(self, attempt: int, *, draw: Draw = between) -> float:
         """Draw the delay after *attempt*, in seconds."""
         return _spread(self.bound(attempt), self.jitter, draw)
 
@@ -45,7 +46,7 @@ class Linear(msgspec.Struct, frozen=True):
     ceiling_seconds: float = 300.0
     jitter: float = 0.5
 
-    def delay(self, attempt: int, *, draw: Draw = random.uniform) -> float:
+    def delay(self, attempt: int, *, draw: Draw = between) -> float:
         """Draw the delay after *attempt*, in seconds."""
         return _spread(min(self.step_seconds * max(attempt, 1), self.ceiling_seconds), self.jitter, draw)
 
@@ -56,7 +57,7 @@ class Constant(msgspec.Struct, frozen=True):
     seconds: float = 10.0
     jitter: float = 0.0
 
-    def delay(self, attempt: int, *, draw: Draw = random.uniform) -> float:
+    def delay(self, attempt: int, *, draw: Draw = between) -> float:
         """Draw the delay after *attempt*, in seconds."""
         return _spread(self.seconds, self.jitter, draw)
 
@@ -83,7 +84,7 @@ def pause_after(failures: int, *, first_seconds: float, longest_seconds: float) 
 
     Spread over the upper half, so that many who met one outage don't come back together.
     """
-    return min(first_seconds * 2.0 ** min(failures, 10), longest_seconds) * random.uniform(0.5, 1.0)
+    return min(first_seconds * 2.0 ** min(failures, 10), longest_seconds) * between(0.5, 1.0)
 
 
 def _spread(bound: float, jitter: float, draw: Draw) -> float:

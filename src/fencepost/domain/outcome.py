@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import math
-import random
 import traceback
 from uuid import UUID
 
 import msgspec
 
+from fencepost.domain.jitter import between
 from fencepost.domain.job import Lease, Limits, Status
 from fencepost.domain.policy import Policy
 from fencepost.domain.text import clean_text
@@ -209,7 +209,7 @@ def judged(lease: Lease, judgement: Judgement, policy: Policy) -> Outcome:
 
 def _spread(seconds: float) -> float:
     """A wait that was asked for, or up to a tenth more: one answer sends many jobs away at once."""
-    return seconds * random.uniform(1, 1 + LATER)
+    return seconds * between(1, 1 + LATER)
 
 
 def describe(error: BaseException) -> tuple[str, str, str | None]:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 
+from fencepost.domain.jitter import between
 from fencepost.domain.outcome import Ending
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Extension
@@ -105,7 +105,7 @@ class LeaseKeeper:
             while not self._stop.is_set():
                 with suppress(TimeoutError):
                     # Spread, so that many workers don't come back together after an outage.
-                    await asyncio.wait_for(self._stop.wait(), tick * random.uniform(0.75, 1))
+                    await asyncio.wait_for(self._stop.wait(), tick * between(0.75, 1))
                 try:
                     # Beside the renewal, which may be hanging in a connection that has gone silent.
                     self._give_up_expired()

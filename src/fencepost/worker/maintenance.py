@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import os
-import random
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from datetime import datetime
@@ -14,6 +13,7 @@ from uuid import UUID
 
 import fencepost
 from fencepost.domain.backoff import pause_after
+from fencepost.domain.jitter import between
 from fencepost.domain.job import Status
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Position, Recovery
@@ -58,7 +58,7 @@ async def repeat(
     *first_after_seconds* it begins within that time, at random. *pulse* beats with each success.
     """
     pulse = pulse or unwatched(what)
-    await asyncio.sleep(first_after_seconds * random.random())
+    await asyncio.sleep(between(0.0, first_after_seconds))
     failures = 0
     while True:
         longest = every_seconds
@@ -79,7 +79,7 @@ async def repeat(
         if failures:
             await asyncio.sleep(pause_after(failures, first_seconds=FIRST_PAUSE_SECONDS, longest_seconds=longest))
         else:
-            await asyncio.sleep(every_seconds * random.uniform(0.9, 1.0))
+            await asyncio.sleep(every_seconds * between(0.9, 1.0))
 
 
 class Rescuer:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -17,6 +16,7 @@ from uuid import UUID
 
 import msgspec
 
+from fencepost.domain.jitter import between
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.retention import MOVED_JOBS, NotOurTurn, Retention, Span, Step
 from fencepost.telemetry.events import Events
@@ -245,7 +245,7 @@ class Pruner:
                 return await step()
             except DatabaseUnavailable as error:
                 reason = error
-            await asyncio.sleep(0.1 * (number + 1) * random.uniform(0.5, 1.0))
+            await asyncio.sleep(0.1 * (number + 1) * between(0.5, 1.0))
         raise _Locked(str(reason))
 
     def _count(self, done: Step) -> None:

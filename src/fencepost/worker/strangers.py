@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
 from typing import Protocol
 from uuid import UUID
 
 from fencepost.domain import outcome
+from fencepost.domain.jitter import between
 from fencepost.domain.job import Lease
 from fencepost.domain.outcome import Outcome
 from fencepost.errors import DatabaseUnavailable
@@ -74,7 +74,7 @@ class Strangers:
             # Whatever it is, it isn't the job's fault, and must not cost it an attempt.
             if not isinstance(error, DatabaseUnavailable):
                 log.exception("fault while looking who knows the type of a job", extra={"job_type": lease.type})
-            return outcome.snoozed(lease, AWAY_SECONDS * random.uniform(0.8, 1.2))
+            return outcome.snoozed(lease, AWAY_SECONDS * between(0.8, 1.2))
         self._warn(lease.type)
         if declared:
             return outcome.snoozed(lease, self._pause(lease.id))
@@ -106,4 +106,4 @@ class Strangers:
     def _pause(self, job_id: UUID) -> float:
         """The longer it has been waiting, the longer the next wait: a rollout takes minutes, or it takes hours."""
         age = self._clock() - (job_id.int >> 80) / 1000
-        return min(max(age / 4, SHORTEST_SECONDS), LONGEST_SECONDS) * random.uniform(0.8, 1.2)
+        return min(max(age / 4, SHORTEST_SECONDS), LONGEST_SECONDS) * between(0.8, 1.2)

@@ -27,6 +27,7 @@ CLAIMS_RATE = 100
 CLAIM_SLOTS = 10
 LEASE_SECONDS = AGING_SECONDS = 60.0
 PAGE_JOBS = 50
+_draw = random.Random()
 
 LISTS: dict[str, Filter] = {
     "all": Filter(),
@@ -96,14 +97,14 @@ async def _reads(ground: Ground, plan: Plan, show: Show) -> Figures:
         for name, which in LISTS.items():
 
             async def page(which: Filter = which) -> None:
-                before = first_id_at(since + (now - since) * random.random())
+                before = first_id_at(since + (now - since) * _draw.random())
                 found.extend((await listing.page(which, limit=PAGE_JOBS, before=before)).jobs[:2])
                 advance("")
 
             figures[f"list_{name}_p99_ms"] = await _p99(looks, page)
 
         async def get() -> None:
-            await ground.jobs.get(random.choice(found).id)
+            await ground.jobs.get(_draw.choice(found).id)
             advance("")
 
         return {"get_p99_ms": await _p99(looks, get) if found else None, **figures}
