@@ -257,6 +257,7 @@ class Campaign:
             not_carried_out={one.fault.kind: one.error for one in injector.injected if one.error is not None},
             killed_workers=injector.killed,
             ends=dict(fleet.ends),
+            given_up=fleet.given_up,
             acknowledged=submitters.total,
             jobs_by_script=dict(submitters.acknowledged),
             doors=dict(submitters.doors),

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from chaos.jobs import EXIT_CODE
-from fencepost.errors import DatabaseUnavailable
+from fencepost.errors import DatabaseUnavailable, FencepostError
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_SECONDS = 0.05
@@ -59,7 +59,7 @@ class Member:
         self.started_at = 0.0
         self.first_usage: Usage | None = None
         self.struck = False
-        """Whether a fault has killed any of it since it was started: then it may end as it likes."""
+        """Whether a fault has killed any of its processes since it was started."""
 
     @property
     def pid(self) -> int | None:
@@ -142,6 +142,8 @@ class Fleet:
         """How lives ended: exit codes by role."""
         self.unexpected: list[str] = []
         """Ends that no fault and no script explains."""
+        self.given_up: list[str] = []
+        """Starts that a supervisor gave up, as it should, since a fault had killed one of its processes."""
         self._stopping = False
         self._keeper: asyncio.Task[None] | None = None
 
@@ -169,7 +171,7 @@ class Fleet:
                     self._measure(member)
                     continue
                 lived = time.monotonic() - member.started_at
-                self._note_end(member, code)
+                self.note_end(member, code)
                 if code not in EXPECTED_ENDS and lived < QUICK_END_SECONDS:
                     await asyncio.sleep(QUICK_END_SECONDS)
                 member.start()
@@ -180,10 +182,14 @@ class Fleet:
         if member.first_usage is None and time.monotonic() - member.started_at > 3:
             member.first_usage = member.usage()
 
-    def _note_end(self, member: Member, code: int) -> None:
+    def note_end(self, member: Member, code: int) -> None:
+        """Count it, and judge it."""
         self.ends[f"{member.spec.role} {code}"] += 1
-        if code not in EXPECTED_ENDS and not member.struck:
-            self.unexpected.append(f"{member.spec.name} ended with {code}: {member.log_end(4)}")
+        if code in EXPECTED_ENDS:
+            return
+        gave_up = code == FencepostError.exit_code and member.process_count > 0 and member.struck
+        told = self.given_up if gave_up else self.unexpected
+        told.append(f"{member.spec.name} ended with {code}: {member.log_end(1 if gave_up else 4)}")
 
     async def stop(self, seconds: float) -> list[str]:
         """SIGTERM to all; returns those that had to be killed."""

@@ -35,6 +35,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     killed_workers: int
     ends: dict[str, int]
     """How processes of the fleet ended: role and exit code."""
+    given_up: list[str]
+    """Starts that a supervisor gave up, since a fault had killed one of its processes before it was ready."""
     acknowledged: int
     jobs_by_script: dict[str, int]
     doors: dict[str, int]
@@ -77,6 +79,7 @@ def as_text(report: Report) -> str:
         f"{sum(report.faults.values()):,} faults, {report.killed_workers:,} worker processes killed",
         f"  {_counts(report.faults)}",
         f"  ends of processes: {_counts(report.ends)}",
+        *(f"  start given up, as it should be: {told}" for told in report.given_up),
         *(f"  not carried out: {kind}: {why}" for kind, why in report.not_carried_out.items()),
         "",
         *_spreads("job of a killed worker is given back", report.measures, "given_back"),
