@@ -54,7 +54,7 @@ chaos: .venv/.test ## Two minutes of faults against a fleet of its own (CHAOS='-
 	$(BIN)/python -m chaos --report .chaos/report.json $(CHAOS)
 
 fast: .venv/.test ## The quick tests, while working
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not slow'
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal -m 'not slow'
 
 fuzz: .venv/.test ## 200,000 broken requests at a service of its own (FUZZ='--seed 7 --requests 10000')
 	$(BIN)/python -m tests.fuzz --report .fuzz/report.json $(FUZZ)

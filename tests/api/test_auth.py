@@ -35,6 +35,7 @@ CREDENTIALS: list[tuple[str, dict[str, str], bool]] = [
 EVERY = [*PATHS, "/nope", "//jobs", "/jobs/%2e%2e/healthz", "/healthz/", "/healthz/..", "/HEALTHZ", "/healthz;x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("headers", "right"), [pytest.param(*case[1:], id=case[0]) for case in CREDENTIALS])
 async def test_every_path_and_method_wants_a_token(services: Services, headers: dict[str, str], *, right: bool) -> None:
     async with client_of(with_tokens(services, TOKEN, "second")) as api:

@@ -272,6 +272,7 @@ async def test_slow_connections_do_not_hold_up_others(services: Services) -> Non
             writer.close()
 
 
+@pytest.mark.slow
 async def test_a_kept_connection_is_closed_so_long_after_its_last_answer(services: Services) -> None:
     async with serving(services, bounds=SHORT) as served, served.connection() as wire:
         for _ in range(3):

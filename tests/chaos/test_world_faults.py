@@ -89,6 +89,7 @@ def refused_with(kind: type[psycopg.Error], dsn: str) -> Callable[[], bool]:
     return check
 
 
+@pytest.mark.slow
 def test_disk_full_refuses_writes_and_ends(world: World) -> None:
     dsn = world.entrance("writer")
     during(lambda: world.disk_full(1.0), refused_with(errors.DiskFull, dsn))
@@ -107,12 +108,14 @@ def test_disk_full_may_strike_now_and_then(world: World) -> None:
     assert 20 < refused < 80
 
 
+@pytest.mark.slow
 def test_read_only_refuses_writes_and_ends(world: World) -> None:
     dsn = world.entrance("writer")
     during(lambda: world.read_only(1.0), refused_with(errors.ReadOnlySqlTransaction, dsn))
     write(dsn)
 
 
+@pytest.mark.slow
 def test_too_many_connections(world: World, session: psycopg.Connection) -> None:
     def check() -> bool:
         try:
@@ -125,6 +128,7 @@ def test_too_many_connections(world: World, session: psycopg.Connection) -> None
     write(world.entrance("writer"))
 
 
+@pytest.mark.slow
 def test_hostile_timeouts_are_defaults(world: World) -> None:
     def check() -> bool:
         try:
@@ -236,6 +240,7 @@ def test_one_move_of_the_servers_at_a_time(world: World) -> None:
     assert moved[0].down >= 0.5
 
 
+@pytest.mark.slow
 def test_an_address_stays_right_through_a_failover(world: World) -> None:
     dsn, before = world.entrance("writer"), world.admin_url
     took = world.failover()
@@ -311,6 +316,7 @@ def test_a_clock_jumps_while_its_process_runs(world: World) -> None:
         teller.stdin.close()
 
 
+@pytest.mark.slow
 def test_a_servers_clock_jumps_while_it_runs_and_its_standbys_does_not(world: World) -> None:
     def wrong_by() -> float:
         with world.cluster.admin() as admin:

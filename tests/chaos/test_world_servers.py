@@ -48,6 +48,7 @@ def kept(cluster: Cluster) -> set[tuple[int, int]]:
         return {(writer, number) for writer, number in session.execute("select * from written").fetchall()}
 
 
+@pytest.mark.slow
 def test_three_failovers_lose_nothing_that_was_acknowledged(cluster: Cluster, writers: Writers) -> None:
     names = []
     for _ in range(3):
@@ -103,6 +104,7 @@ def test_a_timeout_does_not_end_that_wait_and_a_cancelled_one_is_caught_up_with(
     assert (-1, -1) in kept(cluster)
 
 
+@pytest.mark.slow
 def test_every_way_to_end_the_primary_keeps_what_was_acknowledged(cluster: Cluster, writers: Writers) -> None:
     for hurt in (cluster.kill_postmaster, cluster.kill_all, cluster.crash, cluster.restart):
         assert writers.go_on()
@@ -161,6 +163,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_nothing_stays_of_a_runner_that_was_killed() -> None:
     with open_folder() as folder:
         runner = subprocess.Popen(

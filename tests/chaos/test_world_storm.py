@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from chaos.world import World
 from tests.chaos.world_support import Writers, open_folder
 
@@ -36,6 +38,7 @@ def happenings(world: World) -> list[Callable[[], object]]:
     ]
 
 
+@pytest.mark.slow
 def test_whatever_overlaps_loses_nothing_and_heals() -> None:
     binaries = Path(os.environ["TEST_BINARIES"]) if "TEST_BINARIES" in os.environ else None
     failures: list[Exception] = []

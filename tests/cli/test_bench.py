@@ -185,6 +185,7 @@ def test_every_figure_is_documented() -> None:
             assert f"`{name}`" in page, f"{name} is not in the benchmarks page"
 
 
+@pytest.mark.slow
 def test_a_schema_of_its_own_is_used_and_dropped(empty_url: str) -> None:
     ended = bench(
         *("drain", "insert-one", "--jobs", "60", "--processes", "2", "--log-lines", "--repeat", "2"),
@@ -299,6 +300,7 @@ async def test_a_role_that_may_not_create_databases_is_told(plain_url: str) -> N
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 async def test_a_role_without_rights_can_use_a_schema(plain_url: str) -> None:
     ended = await asyncio.to_thread(bench, "drain", *TINY, "--schema", "mine", "--json", url=plain_url)
     assert ended.returncode == 0, ended.stderr

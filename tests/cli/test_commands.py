@@ -23,6 +23,7 @@ def fencepost(*words: str, cwd: Path | None = None, **environment: str) -> subpr
     )
 
 
+@pytest.mark.slow
 def test_migrate_applies_once_and_says_what(empty_url: str) -> None:
     missing = fencepost("migrate", "--status", DATABASE_URL=empty_url)
     assert missing.returncode == 4

@@ -72,6 +72,7 @@ def statuses(url: str, ids: Iterable[UUID]) -> list[str]:
 DEAD = (Ending.FAILED, Status.DEAD_LETTER)
 
 
+@pytest.mark.slow
 def test_a_list_shows_what_matches_newest_first(database_url: str) -> None:
     dead = store(database_url, [job(max_attempts=1, type="mail") for _ in range(3)], ending=DEAD)
     waiting = store(database_url, [job(type="other", tags=("blue", "import"))])
@@ -127,6 +128,7 @@ def test_a_retry_puts_back_and_spreads(database_url: str) -> None:
     assert on(database_url, due) < 20
 
 
+@pytest.mark.slow
 def test_a_cancellation_and_a_deletion_ask_first(database_url: str) -> None:
     ids = store(database_url, [job(type="import") for _ in range(3)])
     refused = fencepost("jobs", "cancel", "--type", "import", DATABASE_URL=database_url)

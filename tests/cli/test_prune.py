@@ -54,6 +54,7 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(database_url: str) -> 
     assert prepare(database_url, count_jobs) == 1205
 
 
+@pytest.mark.slow
 def test_a_run_removes_and_says_how_much(database_url: str) -> None:
     prepare(database_url, make_history)
     ended = fencepost("prune", DATABASE_URL=database_url)
@@ -66,6 +67,7 @@ def test_a_run_removes_and_says_how_much(database_url: str) -> None:
     assert "removed 0 jobs" in again.stderr
 
 
+@pytest.mark.slow
 def test_the_benchmark_beside_a_run_works(server_url: str) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "retention.py"
     ended = subprocess.run(

@@ -79,6 +79,7 @@ def test_curl_lines_run_as_written(page: str, service: Service) -> None:
             assert "error" not in json.loads(answer)
 
 
+@pytest.mark.slow
 def test_readme_story_comes_true(service: Service) -> None:
     """The failing job of the README is in the dead letter when it says so, and is put back."""
     story = next(block for block in curls("README.md") if "/retry" in block)
@@ -105,6 +106,7 @@ def test_tutorial_key_makes_one_job_and_conflicts(service: Service) -> None:
         run(block.replace("ada@example.org", "bob@example.org"), service)
 
 
+@pytest.mark.slow
 def test_load_test_of_the_readme_runs_small(service: Service) -> None:
     block = next(block for block in blocks("README.md", "bash") if "load-test" in block)
     words = block.split()

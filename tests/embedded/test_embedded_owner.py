@@ -15,6 +15,7 @@ from fencepost.errors import EmbeddedError
 from .support import Owner, eventually, query, remember, remembers, serves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_owner_takes_its_server_along(server: EmbeddedPostgres, owned: Owner, number: signal.Signals) -> None:
     started = owned.wait_until_started()
@@ -78,6 +79,7 @@ def test_an_owner_that_just_ends_stops_its_server_first(server: EmbeddedPostgres
     assert not (server.data_dir / "postgres" / "postmaster.pid").exists()
 
 
+@pytest.mark.slow
 def test_a_second_owner_is_told_who_the_first_is(server: EmbeddedPostgres, owned: Owner) -> None:
     started = owned.wait_until_started()
     with pytest.raises(EmbeddedError) as refusal:
@@ -92,6 +94,7 @@ def test_a_second_owner_is_told_who_the_first_is(server: EmbeddedPostgres, owned
     assert serves(int(started["pid"]), server)
 
 
+@pytest.mark.slow
 def test_one_process_is_not_two_owners(server: EmbeddedPostgres, binaries: Binaries) -> None:
     server.start()
     second = EmbeddedPostgres(server.data_dir, binaries=binaries.folder)

@@ -21,6 +21,7 @@ def modes(folder: Path) -> dict[Path, tuple[int, int]]:
     return {parent: (stat.S_IMODE(entry.st_mode), entry.st_uid) for parent, entry in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o700, 0o711])
 def test_a_start_changes_no_permission(folder: Path, preferred: Binaries, mode: int) -> None:
     home = folder / "home"

@@ -23,6 +23,7 @@ from .conftest import MakeServer
 from .support import eventually, query, remember, remembers
 
 
+@pytest.mark.slow
 def test_first_start_sets_up_and_a_restart_keeps_the_data(folder: Path, binaries: Binaries) -> None:
     server = EmbeddedPostgres(folder / "data", binaries=binaries.folder)
     with server:

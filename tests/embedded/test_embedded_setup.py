@@ -13,6 +13,7 @@ from fencepost.errors import EmbeddedError
 from .support import QUICK, Owner, eventually, query, write_program
 
 
+@pytest.mark.slow
 def test_a_setup_that_was_killed_is_begun_afresh(folder: Path, preferred: Binaries) -> None:
     server = EmbeddedPostgres(folder / "data", binaries=preferred.folder, options=QUICK)
     owner = Owner.spawn(server, preferred.folder)

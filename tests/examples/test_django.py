@@ -55,6 +55,7 @@ def worker(url: str, *arguments: str) -> Program:
     return Program("django_site/manage.py", "fencepost", "worker", *arguments, started="no API", DATABASE_URL=url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--processes", "2"]], ids=["one", "processes"])
 async def test_orders_get_their_receipts(site_url: str, arguments: list[str]) -> None:
     with served(site_url) as site, worker(site_url, *arguments):
@@ -67,6 +68,7 @@ async def test_orders_get_their_receipts(site_url: str, arguments: list[str]) ->
         assert call(f"{site}/orders/{numbers[1]}")[1]["receipt"] == "receipt over 2.50 for ada@example.org"
 
 
+@pytest.mark.slow
 async def test_an_error_in_the_view_leaves_neither_order_nor_job(site_url: str) -> None:
     with served(site_url) as site:
         assert call(f"{site}/orders", {"email": "ada@example.org", "cents": 0})[0] == 500
@@ -74,6 +76,7 @@ async def test_an_error_in_the_view_leaves_neither_order_nor_job(site_url: str) 
     assert await fetch(site_url, "select id from fencepost.jobs") == []
 
 
+@pytest.mark.slow
 def test_the_service_runs_for_the_project_too(site_url: str) -> None:
     """`manage.py fencepost serve`: the HTTP API takes jobs of its types, and runs them."""
     port = free_port()
@@ -89,6 +92,7 @@ def test_the_service_runs_for_the_project_too(site_url: str) -> None:
         assert call(f"{url}/{job}")[1]["result"] == 0
 
 
+@pytest.mark.slow
 def test_the_projects_own_tests_pass(site_url: str) -> None:
     """In a database of their own, which fencepost's migration has made ready too."""
     said = manage("test", "--noinput", DATABASE_URL=site_url)

@@ -113,6 +113,7 @@ def said(body: str, site: dict[str, Any]) -> list[str]:
     return run("-c", PROGRAM.replace("{body}", body), folder=SITE, **site).stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pause_async", "pause_plain"])
 def test_handlers_use_the_orm_side_by_side_and_leave_nothing_open(site: dict[str, Any], kind: str) -> None:
     body = f"""
@@ -124,6 +125,7 @@ def test_handlers_use_the_orm_side_by_side_and_leave_nothing_open(site: dict[str
     assert said(body, site) == ["8 True", "left open: 0", "orders: 0"]
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_has_django_set_up(site: dict[str, Any]) -> None:
     body = """
         process, orders = await (await count_elsewhere.enqueue()).result(timeout=30)
@@ -132,6 +134,7 @@ def test_a_process_of_its_own_has_django_set_up(site: dict[str, Any]) -> None:
     assert said(body, site) == ["True 0", "left open: 0", "orders: 0"]
 
 
+@pytest.mark.slow
 def test_what_a_handler_forgot_to_commit_is_rolled_back(site: dict[str, Any]) -> None:
     body = """
         await (await forget_to_commit.enqueue()).result(timeout=20)
@@ -139,6 +142,7 @@ def test_what_a_handler_forgot_to_commit_is_rolled_back(site: dict[str, Any]) ->
     assert said(body, site) == ["left open: 0", "orders: 0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("printed", [False, True], ids=["migrate", "sqlmigrate"])
 async def test_migrations_make_the_schema_that_fencepost_makes(
     empty_url: str, database_url: str, printed: bool
@@ -157,6 +161,7 @@ async def test_migrations_make_the_schema_that_fencepost_makes(
     assert await migrate.migrate(Database(empty_url)) == [], "and it is recorded as applied"
 
 
+@pytest.mark.slow
 async def test_migrations_leave_out_what_a_worker_has_applied_already(database_url: str) -> None:
     """The fixture's schema was made by fencepost itself."""
     before = await fetch(database_url, "select number, applied_at from fencepost.schema_version order by 1")
@@ -167,6 +172,7 @@ async def test_migrations_leave_out_what_a_worker_has_applied_already(database_u
     assert "missing" not in status
 
 
+@pytest.mark.slow
 async def test_the_jobs_may_be_in_another_database_than_the_default(
     site: dict[str, Any], tmp_path: Path, database_url: str
 ) -> None:
@@ -184,6 +190,7 @@ async def test_the_jobs_may_be_in_another_database_than_the_default(
     assert "missing" not in manage("fencepost", "migrate", "--status", **site)
 
 
+@pytest.mark.slow
 def test_it_is_the_same_with_atomic_requests_and_kept_connections(site: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "extra_settings.py").write_text(
         "from site_settings import *\nDATABASES['default'] |= {'ATOMIC_REQUESTS': True, 'CONN_MAX_AGE': 60}\n"
@@ -191,6 +198,7 @@ def test_it_is_the_same_with_atomic_requests_and_kept_connections(site: dict[str
     assert re.search(r"Ran 5 tests.*OK", manage("test", "--noinput", **site), re.S)
 
 
+@pytest.mark.slow
 def test_jobs_in_another_kind_of_database_are_refused(site: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "extra_settings.py").write_text(
         SETTINGS + "DATABASES['default'] = {'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}\n"
@@ -219,6 +227,7 @@ def test_the_newest_migration_goes_through_the_newest_step() -> None:
     assert through[-1] == migrate.steps()[-1].number
 
 
+@pytest.mark.slow
 def test_django_sees_no_models_to_migrate(site: dict[str, Any]) -> None:
     assert "No changes detected" in manage("makemigrations", "--check", "--dry-run", **site)
     printed = manage("sqlmigrate", "fencepost", "0001", **site)
@@ -227,12 +236,14 @@ def test_django_sees_no_models_to_migrate(site: dict[str, Any]) -> None:
     assert printed.strip().endswith("COMMIT;")
 
 
+@pytest.mark.slow
 def test_the_command_line_is_all_there(site: dict[str, Any]) -> None:
     assert "Usage: manage.py fencepost worker" in manage("fencepost", "worker", "--help", **site)
     status = manage("fencepost", "migrate", "--status", **site)
     assert len(re.findall(r"^\d{4} \w+ +applied ", status, re.M)) == len(migrate.steps())
 
 
+@pytest.mark.slow
 def test_a_project_without_an_app_is_told_so(site: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "extra_settings.py").write_text('from site_settings import *\nFENCEPOST_APP = ""\n')
     ended = run("manage.py", "fencepost", "worker", folder=SITE, code=2, **site)

@@ -29,6 +29,7 @@ def served(database_url: str, **more: Any) -> Iterator[str]:
     assert re.search(r"Application shutdown complete", program.text)
 
 
+@pytest.mark.slow
 def test_order_and_receipt_with_the_worker_inside(database_url: str) -> None:
     with served(database_url) as url:
         status, placed = call(f"{url}/orders", {"email": "ada@example.org", "cents": 1250})
@@ -39,6 +40,7 @@ def test_order_and_receipt_with_the_worker_inside(database_url: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_same_with_the_worker_beside(database_url: str) -> None:
     with served(database_url, WORKER="beside") as url:
         _, placed = call(f"{url}/orders", {"email": "ada@example.org", "cents": 1250})
@@ -47,6 +49,7 @@ def test_the_same_with_the_worker_beside(database_url: str) -> None:
             assert call(f"{url}/jobs/{placed['job']}?wait=20")[1]["status"] == "completed"
 
 
+@pytest.mark.slow
 async def test_what_is_refused_makes_neither_order_nor_job(database_url: str) -> None:
     with served(database_url, WORKER="beside") as url:
         assert call(f"{url}/orders", {"email": "ada@example.org", "cents": 0})[0] == 422
@@ -57,6 +60,7 @@ async def test_what_is_refused_makes_neither_order_nor_job(database_url: str) ->
         assert (await count(database_url, "orders"), await count(database_url, "fencepost.jobs")) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["jobs/{}", "jobs/{}?wait=0.1"])
 def test_an_error_of_fencepost_answers_with_its_status(database_url: str, path: str) -> None:
     with served(database_url) as url:

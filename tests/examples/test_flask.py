@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from uuid import uuid4
 
+import pytest
+
 from .support import Program, call, count, free_port, refuse_at_commit, run, wait_until_answering, worker
 
 
@@ -25,6 +27,7 @@ def served(database_url: str) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_notes_of_many_threads_are_indexed_by_the_worker_beside(database_url: str) -> None:
     with (
         served(database_url) as url,
@@ -39,6 +42,7 @@ def test_notes_of_many_threads_are_indexed_by_the_worker_beside(database_url: st
     ]
 
 
+@pytest.mark.slow
 async def test_a_note_that_is_refused_leaves_no_job(database_url: str) -> None:
     with served(database_url) as url:
         await refuse_at_commit(database_url, "notes", "new.text = 'secret'")
@@ -48,6 +52,7 @@ async def test_a_note_that_is_refused_leaves_no_job(database_url: str) -> None:
         assert (await count(database_url, "notes"), await count(database_url, "fencepost.jobs")) == (1, 1)
 
 
+@pytest.mark.slow
 def test_an_error_of_fencepost_answers_with_its_status(database_url: str) -> None:
     with served(database_url) as url:
         status, answer = call(f"{url}/jobs/{uuid4()}")
@@ -89,6 +94,7 @@ jobs.wait(index_note.enqueue(1))
 """
 
 
+@pytest.mark.slow
 def test_children_of_a_fork_enqueue_and_wait_by_themselves(database_url: str) -> None:
     run("-m", "flask", "--app", "flask_app.py", "create-tables", DATABASE_URL=database_url)
     with worker("flask_app:jobs", DATABASE_URL=database_url):

@@ -14,6 +14,7 @@ from tests.worker.support import wait_until
 from .support import Program, count, run, worker
 
 
+@pytest.mark.slow
 async def test_jobs_of_every_kind_of_connection_run_once_and_those_of_savepoints_never(database_url: str) -> None:
     said = run("sqlalchemy_shop.py", DATABASE_URL=database_url).stdout.splitlines()
     assert said == [

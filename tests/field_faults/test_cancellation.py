@@ -31,6 +31,7 @@ LAST_WORDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", LAST_WORDS)
 def test_a_module_that_exits_while_it_is_imported_is_a_failed_start(tmp_path: Path, words: str) -> None:
     (tmp_path / "exits.py").write_text(f"from fencepost import Fencepost\napp = Fencepost()\n{LAST_WORDS[words]}\n")
@@ -59,6 +60,7 @@ async def healthy() -> str:
 """
 
 
+@pytest.mark.slow
 def test_a_handler_that_cancels_all_tasks_of_its_worker_uses_up_its_attempts(tmp_path: Path, database_url: str) -> None:
     """Whether the process goes on or is started again: the job has had its chances, and the others run."""
     (tmp_path / "poisoned.py").write_text(POISON)

@@ -145,6 +145,7 @@ def server() -> Iterator[EmbeddedPostgres]:
             yield server
 
 
+@pytest.mark.slow
 async def test_restarts_of_the_database_cost_no_job_and_no_process(
     server: EmbeddedPostgres, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:

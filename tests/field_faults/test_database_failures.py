@@ -46,6 +46,7 @@ async def _set(url: str, settings: dict[str, str]) -> None:
         await connection.close()
 
 
+@pytest.mark.slow
 async def test_a_worker_lives_under_a_role_with_short_time_outs(bench: Bench, database_url: str) -> None:
     """Handlers, idle times, the listener and renewals that all take longer than any limit of the role."""
     await _set(database_url, {**SHORT, "transaction_timeout": "400ms"})
@@ -71,6 +72,7 @@ async def test_a_worker_lives_under_a_role_with_short_time_outs(bench: Bench, da
     assert worker._listener.is_connected
 
 
+@pytest.mark.slow
 async def test_steps_that_take_longer_than_the_roles_limits_end(empty_url: str) -> None:
     """Migrations, retention and a statement of a second: the limits are our own."""
     await _set(empty_url, {**SHORT, "transaction_timeout": "500ms"})
@@ -117,6 +119,7 @@ async def demoted(sql: Connection) -> AsyncIterator[None]:
         await sql.execute(f"alter database {name} reset default_transaction_read_only")
 
 
+@pytest.mark.slow
 async def test_what_was_running_is_saved_when_writes_are_taken_again(bench: Bench, sql: Connection) -> None:
     """Jobs in flight over the whole time: each has run once, and its result is there, without a restart."""
     release = asyncio.Event()

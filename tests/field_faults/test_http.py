@@ -33,6 +33,7 @@ LARGE = msgspec.json.encode("x" * 1_000_000)
 SCRIPTS = ("<img src=x onerror=alert(1)>", '"><svg onload=alert(1)>', "=cmd|' /C calc'!A0", "\x1b]0;owned\x07\x1b[2J")
 
 
+@pytest.mark.slow
 async def test_lists_do_not_read_what_they_do_not_show(api: httpx2.AsyncClient, jobs: Jobs, listing: Listing) -> None:
     """40 jobs of a megabyte each: the list is a few kilobytes, and so is what is read for it."""
     await jobs.enqueue([job(payload=LARGE) for _ in range(40)])
@@ -134,6 +135,7 @@ async def test_no_spelling_of_a_path_goes_past_the_token(services: Services, pat
             assert response.status_code == 401, method
 
 
+@pytest.mark.slow
 async def test_series_are_bounded_whatever_is_sent(api: httpx2.AsyncClient, jobs: Jobs) -> None:
     """Keys, queues, types, paths, methods and errors of all kinds: no series for any of them beyond the bounds."""
     await api.post("/jobs", json={"type": "echo", "queue": "first"})

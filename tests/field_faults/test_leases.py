@@ -83,6 +83,7 @@ async def fenced(bench: Bench, job: Job) -> None:
     assert [(past.outcome, past.token) for past in history] == [("lost", token) for token in range(1, job.lease_token)]
 
 
+@pytest.mark.slow
 async def test_a_worker_that_stood_still_ends_only_what_is_still_its_own(bench: Bench) -> None:
     """Stopped for about a lease, it goes on just as others sweep: 60 completions, each before, in or after that."""
     durations = [random.uniform(0.1, 2.5 * LEASE) for _ in range(60)]
@@ -105,6 +106,7 @@ async def test_a_worker_that_stood_still_ends_only_what_is_still_its_own(bench: 
     await bench.audit()
 
 
+@pytest.mark.slow
 async def test_a_handler_that_keeps_the_interpreter_to_itself_is_fenced(bench: Bench) -> None:
     """In C, with Python's lock held, nothing in that process can renew: somebody else gets the job, and it is told."""
     job_id = await bench.enqueue("holds", 3 * LEASE, timeout_seconds=60.0)
@@ -117,6 +119,7 @@ async def test_a_handler_that_keeps_the_interpreter_to_itself_is_fenced(bench: B
     await fenced(bench, await bench.get(job_id))
 
 
+@pytest.mark.slow
 async def test_clocks_that_are_wrong_start_nothing_twice_late_or_early(bench: Bench) -> None:
     """One worker is ten minutes ahead and one as many behind; their jobs last longer than a lease."""
     async with working(bench, offset=600) as ahead, working(bench, offset=-600) as behind:
@@ -162,6 +165,7 @@ def test_the_time_of_day_is_read_nowhere_else() -> None:
     assert {name for name in found if not name.startswith(("testing/", "cli/bench/"))} <= ALLOWED.keys()
 
 
+@pytest.mark.slow
 async def test_an_orphan_holds_its_key_can_be_cancelled_and_needs_no_new_job(bench: Bench) -> None:
     """Its process is killed, nobody else is there, and no new job comes. The next worker's start is enough."""
     unique = Unique(key="one at a time")
@@ -185,6 +189,7 @@ async def test_an_orphan_holds_its_key_can_be_cancelled_and_needs_no_new_job(ben
     await bench.audit()
 
 
+@pytest.mark.slow
 async def test_a_job_that_kills_its_process_can_be_cancelled_between_two_crashes(bench: Bench) -> None:
     job_id = await bench.enqueue("kills", max_attempts=100)
     healthy = await bench.enqueue_many("sleeps", [0] * 50, max_attempts=100)

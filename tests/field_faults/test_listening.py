@@ -58,6 +58,7 @@ async def full(cramped_url: str) -> AsyncIterator[str]:
     await deaf.close()
 
 
+@pytest.mark.slow
 async def test_jobs_are_taken_and_run_while_no_notice_can_be_sent(full: str, caplog: pytest.LogCaptureFixture) -> None:
     """By every door that may leave the hint out: the jobs are found by polling."""
     # Whoever is to be stopped learns of it when its lease is renewed.

@@ -130,6 +130,7 @@ async def test_looking_for_what_no_job_could_have_is_refused_by_name(app: Fencep
     assert len([job async for job in app.jobs(type="echo")]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--tag", "--type", "--queue", "--since", "--schema"])
 @pytest.mark.parametrize("word", ["\udcff", "\udced\udca0\udcb5"], ids=["a byte that is no UTF-8", "half a pair"])
 def test_the_command_line_refuses_bytes_that_are_no_text(database_url: str, option: str, word: str) -> None:

@@ -116,6 +116,7 @@ async def test_bulks_with_keys_in_opposite_orders_by_every_door(
     assert await sql.fetchval("select count(*) from fencepost.jobs") == 4 * 3 * 200
 
 
+@pytest.mark.slow
 async def test_two_transactions_of_callers_that_meet_head_on(app: Fencepost, database_url: str) -> None:
     """PostgreSQL ends one of them, and says why; the other commits, and its jobs are there."""
     store = app.declare("echo")

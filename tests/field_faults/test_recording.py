@@ -153,6 +153,7 @@ async def test_hostile_exceptions_are_failed_attempts_like_any_other(
     assert records(caplog, "fault while running a job") == []
 
 
+@pytest.mark.slow
 async def test_a_failed_attempt_keeps_nothing_of_what_its_handler_held(bench: Bench) -> None:
     """Ten megabytes in a local, then an error, a timeout, an error of a nested task: all of it is let go."""
     held: list[weakref.ref[Any]] = []

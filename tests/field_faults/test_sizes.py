@@ -50,6 +50,7 @@ async def elsewhere(app: Fencepost, echo: Any, database_url: str) -> AsyncIterat
     await worker.drain(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [7_900, 8_100, 100_000, 1_040_000])
 async def test_payloads_of_any_size_wake_an_idle_worker(
     app: Fencepost, doors: Doors, elsewhere: Worker, size: int
@@ -94,6 +95,7 @@ SAME_63 = "q" * 63
 QUEUES = ["q" * 58, "q" * 64, "q" * 100, SAME_63 + "a", SAME_63 + "b", "UPPER.lower:1-2_3", "upper.lower:1-2_3"]
 
 
+@pytest.mark.slow
 async def test_long_and_similar_queue_names_work_everywhere_and_wake_nobody_else(
     app: Fencepost, doors: Doors, api: httpx2.AsyncClient, database_url: str, sql: Connection
 ) -> None:
@@ -136,6 +138,7 @@ async def test_a_queue_name_that_cannot_be_is_refused_by_every_door(doors: Doors
     assert (await jobs.audit())["jobs"] == 0
 
 
+@pytest.mark.slow
 async def test_thirty_three_thousand_in_one_call_are_stored_whole_or_not_at_all(
     app: Fencepost, echo: Any, jobs: Jobs, database_url: str
 ) -> None:

@@ -365,6 +365,7 @@ async def test_a_certificate_for_somebody_else_is_a_failure(certificate: Path, n
         assert receiver.requests == []
 
 
+@pytest.mark.slow
 async def test_https_to_a_server_without_tls_is_a_failure() -> None:
     async with receiving(answering("200 OK")) as receiver:
         with pytest.raises(DeliveryFailed):

@@ -138,6 +138,7 @@ KINDS: list[tuple[Any, st.SearchStrategy[Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "values"), KINDS, ids=lambda found: str(found)[:40])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

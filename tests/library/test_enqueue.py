@@ -48,6 +48,7 @@ class Customer(pydantic.BaseModel):
     address: Address
 
 
+@pytest.mark.slow
 async def test_a_call_runs_and_its_result_comes_back(app: Fencepost) -> None:
     @app.job
     async def greet(name: str, *, shout: bool = False) -> str:
@@ -211,6 +212,7 @@ def test_keys_of_unique_rules() -> None:
         UniqueBy(lambda found: object()).unique({})
 
 
+@pytest.mark.slow
 async def test_many_are_one_transaction(app: Fencepost) -> None:
     @app.job
     async def add(a: int, b: int = 0) -> int:

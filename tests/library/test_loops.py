@@ -99,6 +99,7 @@ async def test_sync_callers_of_many_threads(app: Fencepost, store: Job[[str], No
     assert len(portals() - before) == 1
 
 
+@pytest.mark.slow
 async def test_sync_calls_inside_of_a_running_loop_are_refused(
     app: Fencepost, store: Job[[str], None], database_url: str
 ) -> None:

@@ -63,6 +63,7 @@ async def test_a_result_comes_at_once_without_polling(
         assert fetches.count("read_jobs") == looks + 1
 
 
+@pytest.mark.slow
 async def test_waiting_costs_less_and_less(app: Fencepost, fetches: list[str]) -> None:
     @app.job
     async def work() -> None: ...
@@ -285,6 +286,7 @@ async def test_waiters_for_many_jobs_share_statements(app: Fencepost, fetches: l
         assert results == [*range(200), *range(200)]
 
 
+@pytest.mark.slow
 async def test_the_first_look_waits_for_the_database_like_every_other(
     app: Fencepost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ async def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("script", [PLAIN, TWO, UVLOOP], ids=["plain", "two", "uvloop"])
 async def test_a_signal_lets_running_jobs_finish(

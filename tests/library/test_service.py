@@ -77,6 +77,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("--processes", "1"), ("--schema", "other")])
 def test_serve_runs_all_that_an_app_brings(arguments: tuple[str, ...], folder: Path, database_url: str) -> None:
     environment = {"DATABASE_URL": database_url, "PYTHONPATH": str(folder), "SAID": str(folder / "said")}

@@ -44,6 +44,7 @@ def say(app: Fencepost) -> Job[[str], str]:
     return say
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_commit_runs_it_once_and_wakes_the_worker(
     kind: str, app: Fencepost, say: Job[[str], str], database_url: str
@@ -72,6 +73,7 @@ async def test_rollback_never_runs(kind: str, app: Fencepost, say: Job[[str], st
         assert SAID == ["last"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_savepoint_rollback_never_runs(
     kind: str, app: Fencepost, say: Job[[str], str], database_url: str

@@ -78,6 +78,7 @@ def test_the_typed_program_can_be_imported() -> None:
     assert sorted(program.app.types) == ["bill", "book", "greet", "remember", "render", "send_welcome"]
 
 
+@pytest.mark.slow
 def test_mypy_finds_each_mistake_and_no_other(wrong: Path) -> None:
     code, output = checked("mypy", "--strict", "--no-incremental", "--cache-dir", str(wrong.parent), str(wrong))
     assert code == 1

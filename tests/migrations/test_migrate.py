@@ -62,6 +62,7 @@ async def test_twenty_at_once_apply_each_step_once(empty_url: str, sql: Any) -> 
     assert await sql.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
 
 
+@pytest.mark.slow
 async def test_six_processes_at_once(empty_url: str, sql: Any) -> None:
     """With partitions, as the command does it."""
     program = (

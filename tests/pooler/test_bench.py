@@ -14,6 +14,7 @@ from tests import pgbouncer
 TINY = ["--jobs", "60", "--slots", "8", "--seconds", "1", "--rate", "100", "--repeat", "1", "--json"]
 
 
+@pytest.mark.slow
 @pytest.mark.direct
 @pytest.mark.parametrize("mode", ["session", "transaction"])
 def test_the_measures_go_through_it(server_url: str, mode: str) -> None:

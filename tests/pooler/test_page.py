@@ -22,6 +22,7 @@ def block(language: str) -> str:
     return str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.direct
 def test_the_example_serves(database_url: str) -> None:
     """With the page's pooler and variables, at a test's own addresses and without its passwords."""

@@ -64,6 +64,7 @@ def double(app: Fencepost) -> Job[[int], int]:
     return double
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_serve_from_end_to_end(url: str, processes: str) -> None:
     with Service(DATABASE_URL=url, DATABASE_POOLER="transaction", PROCESSES=processes, LOG_FORMAT="json") as service:
@@ -89,6 +90,7 @@ def test_a_worker_that_answers_probes(url: str, tmp_path: Path) -> None:
         assert worker.wait() == 0
 
 
+@pytest.mark.slow
 def test_serve_listens_by_another_way(url: str, database_url: str) -> None:
     with Service(
         DATABASE_URL=url,
@@ -121,6 +123,7 @@ def test_a_command_that_was_not_told_explains_itself(url: str, command: list[str
     assert "DATABASE_POOLER=transaction" in ended.stderr
 
 
+@pytest.mark.slow
 def test_commands_that_were(url: str) -> None:
     for command in (["migrate"], ["migrate", "--status"], ["prune"], ["jobs", "list"]):
         ended = subprocess.run(
@@ -134,6 +137,7 @@ def test_commands_that_were(url: str) -> None:
         assert ended.returncode == 0, (command, ended.stderr)
 
 
+@pytest.mark.slow
 async def test_five_hundred_jobs_while_the_pooler_is_killed(
     app: Fencepost, bouncer: pgbouncer.PgBouncer, database_url: str
 ) -> None:

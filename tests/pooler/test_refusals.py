@@ -43,6 +43,7 @@ async def taken(url: str) -> AsyncIterator[None]:
     await other.close()
 
 
+@pytest.mark.slow
 async def test_a_wait_that_the_pooler_ends(database_url: str) -> None:
     with pgbouncer.running(database_url, "transaction", pool_size=1, query_wait_timeout="1") as bouncer:
         url = bouncer.url(database_url)
@@ -58,6 +59,7 @@ async def test_a_wait_that_the_pooler_ends(database_url: str) -> None:
         await database.close()
 
 
+@pytest.mark.slow
 async def test_a_wait_that_nobody_ends(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends when our patience does, and at once: nobody waits for the rollback, or for the connection to close."""
     monkeypatch.setattr(sessions, "PATIENCE_SECONDS", 1.0)
@@ -97,6 +99,7 @@ async def test_no_more_connections_allowed(database_url: str, pooler: Pooler) ->
         await database.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooler", POOLED)
 async def test_nobody_behind_the_pooler(pooler: Pooler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "CONNECT_SECONDS", 2.0)

@@ -49,6 +49,7 @@ async def sql(database_url: str) -> AsyncIterator[Connection]:
     await connection.close()
 
 
+@pytest.mark.slow
 async def test_twenty_callers_on_two_connections(database: Database, sql: Connection) -> None:
     """B44: any error at all would come out of this."""
     await lives(database, callers=20, rounds=3)
@@ -192,6 +193,7 @@ async def test_every_caller_recovers_when_the_pooler_comes_back(
         await database.ping()
 
 
+@pytest.mark.slow
 async def test_two_installs_and_a_hostile_search_path(empty_url: str, bouncer: pgbouncer.PgBouncer) -> None:
     """B62."""
     owner = await connect(empty_url)

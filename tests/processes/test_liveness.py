@@ -19,6 +19,7 @@ from .support import QUICK, Processes, run
 TOKEN = "probing-" + "x" * 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_a_worker_answers_probes_and_gives_metrics(database_url: str, tmp_path: Path, processes: str) -> None:
     with ProbedWorker(tmp_path, DATABASE_URL=database_url, PROCESSES=processes, WORKERS="2") as worker:
@@ -50,6 +51,7 @@ def test_metrics_of_a_worker_ask_for_a_token_and_probes_do_not(database_url: str
         assert worker.ask("/metrics", Authorization=f"Bearer {TOKEN}").status == 200
 
 
+@pytest.mark.slow
 def test_an_address_for_probes_that_is_taken_is_named(database_url: str, tmp_path: Path) -> None:
     with ProbedWorker(tmp_path, DATABASE_URL=database_url) as worker:
         ended = run("worker", "--probe-addr", worker.url.removeprefix("http://"), DATABASE_URL=database_url)
@@ -59,6 +61,7 @@ def test_an_address_for_probes_that_is_taken_is_named(database_url: str, tmp_pat
     assert (ended.returncode, "PROBE_ADDR: must be host:port" in ended.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_worker_process_that_stands_still_or_is_gone_is_told(database_url: str, tmp_path: Path) -> None:
     with Processes(tmp_path, DATABASE_URL=database_url, PROCESSES="2", WORKERS="1", **QUICK) as service:
         assert service.call("GET", "/readyz").status == 200
@@ -92,6 +95,7 @@ def test_a_worker_process_that_stands_still_or_is_gone_is_told(database_url: str
         wait_until(lambda: service.call("GET", "/readyz").status == 200, 60, "ready again")
 
 
+@pytest.mark.slow
 def test_a_process_that_stood_still_longer_than_a_lease_stops_its_handler_at_once(
     database_url: str, tmp_path: Path
 ) -> None:

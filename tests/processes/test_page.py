@@ -22,6 +22,7 @@ def test_the_page_shows_both_commands() -> None:
     assert [re.findall(r"fencepost (serve|worker) ", block) for block in BLOCKS] == [["serve"], ["worker"], ["worker"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_command_starts_as_many_processes_as_the_page_says(block: str, database_url: str, tmp_path: Path) -> None:
     (tmp_path / "myapp").mkdir()

@@ -52,6 +52,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost_or_miscounted(database
         assert service.metric("worker_process_ends_total") == 1
 
 
+@pytest.mark.slow
 def test_every_kind_of_end_is_counted_in_the_parent(database_url: str, tmp_path: Path) -> None:
     with Processes(tmp_path, DATABASE_URL=database_url, PROCESSES="2", **QUICK) as service:
         for _ in range(3):
@@ -84,6 +85,7 @@ def test_crash_loop_is_paused_and_harms_neither_parent_nor_siblings(database_url
         assert len(set(service.hold(2).values())) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reached", ["the parent", "its group, as by Ctrl-C", "every process, as by systemd"])
 def test_stop_lets_running_jobs_finish(database_url: str, tmp_path: Path, reached: str) -> None:
     with Processes(
@@ -115,6 +117,7 @@ def test_stop_lets_running_jobs_finish(database_url: str, tmp_path: Path, reache
         assert service.job(late)["status"] == "pending"
 
 
+@pytest.mark.slow
 def test_stop_releases_what_does_not_finish_without_costing_an_attempt(database_url: str, tmp_path: Path) -> None:
     with Processes(
         tmp_path, DATABASE_URL=database_url, PROCESSES="2", WORKERS="1", SHUTDOWN_TIMEOUT="200ms"
@@ -131,6 +134,7 @@ def test_stop_releases_what_does_not_finish_without_costing_an_attempt(database_
             assert (job["status"], job["attempts"]) == ("pending", 0)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_stops_is_told_of(database_url: str, tmp_path: Path) -> None:
     with Processes(tmp_path, DATABASE_URL=database_url, PROCESSES="1", SHUTDOWN_TIMEOUT="1h") as service:
         [pid] = service.hold(1).values()
@@ -153,6 +157,7 @@ def test_second_signal_ends_everything_at_once(database_url: str, tmp_path: Path
         service.wait_until_gone(1)
 
 
+@pytest.mark.slow
 def test_processes_whose_parent_is_killed_finish_their_jobs_and_go(database_url: str, tmp_path: Path) -> None:
     with Processes(tmp_path, DATABASE_URL=database_url, PROCESSES="2", WORKERS="1") as service:
         [(job_id, pid)] = service.hold(1).items()
@@ -168,6 +173,7 @@ def test_processes_whose_parent_is_killed_finish_their_jobs_and_go(database_url:
         assert (job["status"], job["attempts"], job["result"]) == ("completed", 1, pid)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_asked_to_stop_finishes_its_job_and_is_replaced(database_url: str, tmp_path: Path) -> None:
     with Processes(tmp_path, DATABASE_URL=database_url, PROCESSES="1", WORKERS="1", **QUICK) as service:
         [(job_id, pid)] = service.hold(1).items()
@@ -195,6 +201,7 @@ def test_parent_that_stands_still_holds_nobody_up(database_url: str, tmp_path: P
         assert len(service.pids) == 2
 
 
+@pytest.mark.slow
 def test_password_is_on_no_command_line(database_url: str, tmp_path: Path) -> None:
     import subprocess
 

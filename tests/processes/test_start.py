@@ -63,6 +63,7 @@ def test_worker_without_slots_is_refused(database_url: str) -> None:
     assert "WORKERS" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "worker"])
 @pytest.mark.parametrize(
     ("second_import", "code", "said"),
@@ -92,6 +93,7 @@ def test_first_start_that_fails_in_a_process_ends_the_parent(
     assert "the parent process is gone" not in ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "how"), [(Processes, "stopped"), (WorkerCommand, "stopped"), (WorkerCommand, "killed")]
 )
@@ -113,6 +115,7 @@ def test_stop_while_the_processes_are_starting(
         starting.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_worker_command_works_and_stops(database_url: str, tmp_path: Path, processes: str) -> None:
     with (
@@ -155,6 +158,7 @@ def test_worker_shares_the_embedded_server_of_a_running_service(data_dir: Path, 
         assert worker.wait() == 0
 
 
+@pytest.mark.slow
 def test_hangup_stops_in_order_however_often_it_comes(database_url: str, tmp_path: Path) -> None:
     with Processes(tmp_path, DATABASE_URL=database_url, PROCESSES="1", WORKERS="1") as service:
         [(job_id, _)] = service.hold(1).items()

@@ -107,6 +107,7 @@ def test_port_in_use_is_said_in_a_sentence(database_url: str) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
@@ -133,6 +134,7 @@ def test_settings_that_cannot_work_stop_the_start(environment: dict[str, str], w
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_schema_that_is_too_new_stops_the_start_and_leaves_nothing_open(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute(
@@ -173,6 +175,7 @@ def test_graceful_stop_in_order(database_url: str) -> None:
         assert service.job(late)["status"] == "pending"
 
 
+@pytest.mark.slow
 def test_stop_releases_what_does_not_finish_without_costing_an_attempt(database_url: str) -> None:
     with Service(DATABASE_URL=database_url, SHUTDOWN_TIMEOUT="200ms") as service:
         long = service.post({"type": "sleep", "payload": {"duration": "1h"}, "timeout": "2h"})["id"]
@@ -290,6 +293,7 @@ def test_blocked_handler_blocks_no_request_and_keeps_its_lease(database_url: str
         assert slowest < 1
 
 
+@pytest.mark.slow
 def test_exit_in_a_task_of_a_handler_is_that_jobs_failure_alone(database_url: str, tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(
         "import asyncio, sys\n"
@@ -354,6 +358,7 @@ def test_address_open_to_others_without_a_token_is_warned_of(database_url: str) 
         wait_until(lambda: any("API_TOKENS" in line for line in service.logged), 5, "the warning")
 
 
+@pytest.mark.slow
 def test_load_test_finds_nothing_wrong(database_url: str) -> None:
     with Service(DATABASE_URL=database_url, WORKERS="16", BACKOFF_BASE="50ms") as service:
         ended = subprocess.run(

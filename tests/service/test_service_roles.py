@@ -117,6 +117,7 @@ def test_a_database_without_a_schema(empty_url: str, login: Login) -> None:
     assert "there is no schema 'fencepost' in this database, and the role" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_privilege_that_goes_missing_is_named_and_what_runs_goes_on_when_it_is_back(
     database_url: str, login: Login
 ) -> None:

@@ -530,6 +530,7 @@ async def test_runs_beside_workers_lose_no_job_and_run_none_twice(
     assert orphans == 0
 
 
+@pytest.mark.slow
 async def test_a_run_of_ten_thousand_is_quick_and_each_transaction_small(
     bulk: Bulk, jobs: Jobs, queues: Queues, worker_store: WorkerStore, sql: Connection
 ) -> None:

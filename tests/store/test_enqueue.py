@@ -190,6 +190,7 @@ json_values = st.recursive(
 json_texts = st.text(alphabet='{}[]",:\\u0d8eE+-.19 a\x00é', max_size=30)
 
 
+@pytest.mark.slow
 def test_whatever_passes_the_check_comes_back_equal(database_url: str) -> None:
     """Through the same door as a payload: a jsonb array that becomes records, and back as bytes."""
     with asyncio.Runner() as runner:

@@ -214,6 +214,7 @@ async def test_cancel_retry_pause_and_resume_are_heard(
         assert (await ear.hears(2))[1] == "due 1"
 
 
+@pytest.mark.slow
 async def test_a_listener_reconnects_and_says_so(
     jobs: Jobs, queues: Queues, database: Database, sql: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -233,6 +234,7 @@ async def test_a_listener_reconnects_and_says_so(
             await asyncio.sleep(2 * QUIET_SECONDS)
 
 
+@pytest.mark.slow
 async def test_a_listener_that_cannot_connect_keeps_trying(server_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Its database isn't there yet."""
     server = await connect(server_url)

@@ -48,6 +48,7 @@ def bench(url: str) -> Iterator[tuple[asyncio.Runner, Connection, WorkerStore]]:
             runner.run(sql.close())
 
 
+@pytest.mark.slow
 def test_a_claim_takes_what_a_sort_would_take(database_url: str) -> None:
     with bench(database_url) as (runner, sql, store):
         runner.run(sql.execute("insert into fencepost.queues (name) values ('q')"))

@@ -201,6 +201,7 @@ LATE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["half way", "at the end"])
 @pytest.mark.parametrize("late", LATE)
 async def test_what_ends_while_the_survey_is_under_way_survives(ground: Ground, late: str, moment: str) -> None:

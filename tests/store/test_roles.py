@@ -178,12 +178,14 @@ def test_every_statement_is_in_the_table() -> None:
     ), "say who may run it"
 
 
+@pytest.mark.slow
 async def test_each_role_may_run_its_statements_and_no_others(sql: Connection, roles: dict[Purpose, str]) -> None:
     for name, (text, parameters, who) in texts().items():
         allowed = {purpose for purpose in Purpose if await attempt(sql, roles[purpose], text, parameters) is None}
         assert allowed == who, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("purpose", list(Purpose))
 async def test_no_privilege_is_granted_that_nothing_needs(
     sql: Connection, roles: dict[Purpose, str], purpose: Purpose

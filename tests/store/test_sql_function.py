@@ -151,6 +151,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)
 async def test_a_wrong_argument_is_named(sql: Connection, arguments: str, message: str) -> None:
     with pytest.raises(asyncpg.PostgresError, match=f"^{message}") as refused:

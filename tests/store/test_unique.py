@@ -382,6 +382,7 @@ async def test_a_key_that_is_removed_in_between_makes_no_deadlock(
             await connection.close()
 
 
+@pytest.mark.slow
 async def test_a_deadlock_with_somebody_elses_transaction_is_tried_again(
     jobs: Jobs, sql: Connection, database_url: str
 ) -> None:

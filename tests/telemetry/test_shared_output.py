@@ -10,6 +10,8 @@ import sys
 import time
 from collections import Counter
 
+import pytest
+
 from fencepost.telemetry.shared_output import PATIENCE_SECONDS, make_turn
 
 WRITER = """
@@ -58,6 +60,7 @@ def test_text_lines_name_their_process_too() -> None:
     assert Counter(line.rsplit("worker_process=", 1)[1].strip() for line in lines) == {"1": 90, "2": 90, "3": 90}
 
 
+@pytest.mark.slow
 def test_a_stopped_process_that_has_the_turn_stops_nobody() -> None:
     turn = make_turn()
     assert turn is not None

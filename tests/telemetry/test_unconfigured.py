@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from fencepost.telemetry.unconfigured import describe
 
 SCRIPT = """
@@ -61,6 +63,7 @@ def test_without_a_handler_a_warning_says_what_matters(database_url: str) -> Non
     assert "too quiet" not in "".join(lines)
 
 
+@pytest.mark.slow
 def test_a_program_that_logs_is_left_alone(database_url: str) -> None:
     """Whether it says so before or after, and for all loggers or only for ours."""
     for setting in (

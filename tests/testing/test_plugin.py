@@ -81,6 +81,7 @@ async def test_workers_of_xdist_have_a_template_each(server_url: str, databases:
     assert await names_on(server_url) == databases
 
 
+@pytest.mark.slow
 def test_without_a_server_it_brings_its_own(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import asyncio, asyncpg\n"
@@ -97,6 +98,7 @@ def test_without_a_server_it_brings_its_own(tmp_path: Path) -> None:
     assert outcome(ended) == "2 passed", ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_asks_for_nothing_starts_and_imports_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import sys, threading\n"
@@ -108,6 +110,7 @@ def test_a_run_that_asks_for_nothing_starts_and_imports_nothing(tmp_path: Path) 
     assert outcome(ended) == "1 passed", ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_its_import_takes_no_time() -> None:
     """Every run of pytest pays for it, wherever fencepost is installed."""
     code = (
@@ -121,6 +124,7 @@ def test_its_import_takes_no_time() -> None:
     assert min(took) < 0.030, took
 
 
+@pytest.mark.slow
 def test_a_failure_shows_the_line_of_the_handler(tmp_path: Path, server_url: str) -> None:
     (tmp_path / "test_it.py").write_text(
         "from fencepost import Fencepost\n"

@@ -115,6 +115,7 @@ def test_the_migrations_name_the_schema_in_one_literal_only() -> None:
     assert set(inside) == {"'fencepost.jobs'"}, "as a regclass, which takes a quoted name"
 
 
+@pytest.mark.slow
 def test_every_file_is_used_and_every_use_has_a_file() -> None:
     package = Path(fencepost.store.__file__).parents[1]
     words = {

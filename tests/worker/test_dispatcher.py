@@ -111,6 +111,7 @@ async def dispatching(store: Store, *, slots: int = 4, poll_seconds: float = 30.
         await within(2, task)
 
 
+@pytest.mark.slow
 async def test_an_outage_is_met_with_growing_pauses_also_after_a_wake_up() -> None:
     """A wake-up that came before the outage must not turn the pauses off."""
     store = Store()

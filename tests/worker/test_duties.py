@@ -25,6 +25,7 @@ from .support import Bench, make_lease, records, wait_until, within
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [DatabaseUnavailable("down"), ValueError("a fault")])
 async def test_an_hourly_duty_comes_back_soon_after_an_outage(error: Exception) -> None:
     calls: list[float] = []
@@ -111,6 +112,7 @@ async def test_one_queue_that_can_not_be_swept_spares_the_others(error: Exceptio
     assert store.swept == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [{0}, {4}, {9}, {1, 2}, {0, 5, 9}, set(range(10))])
 @pytest.mark.parametrize("rows", [3, 100])
 async def test_leases_that_can_not_be_taken_back_spare_those_behind_them(

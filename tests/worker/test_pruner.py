@@ -269,6 +269,7 @@ class Traffic:
                     self.made.append(letter)
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_beside_traffic_on_the_old_ranges(
     database: Database, database_url: str, jobs: Jobs, history: History, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +316,7 @@ async def test_nothing_is_lost_beside_traffic_on_the_old_ranges(
     assert traffic.slowest < 1.5
 
 
+@pytest.mark.slow
 async def test_claims_beside_a_long_run_take_as_long_as_ever(
     database: Database, database_url: str, jobs: Jobs, history: History
 ) -> None:

@@ -126,6 +126,7 @@ async def test_large_results_are_spread_over_several_statements() -> None:
         assert [len(batch) for _, batch in at.store.calls] == [1, 2, 2, 1, 1]
 
 
+@pytest.mark.slow
 async def test_a_batch_that_is_too_much_for_the_server_is_halved_until_it_is_not() -> None:
     """It cancels the statement for taking too long: the same again would never end otherwise."""
     async with settling() as at:
@@ -247,6 +248,7 @@ async def test_a_failed_outcome_that_is_refused_is_written_without_its_words() -
         assert "log" in (written.error or "")
 
 
+@pytest.mark.slow
 async def test_it_waits_for_the_database_and_loses_nothing() -> None:
     failures = 4
 

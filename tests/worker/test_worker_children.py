@@ -303,6 +303,7 @@ async def test_a_flood_of_lines_is_cut(runner: Runner, caplog: pytest.LogCapture
     assert max(len(record.getMessage()) for record in caplog.records) <= output.LINE_CHARACTERS
 
 
+@pytest.mark.slow
 async def test_what_a_child_has_started_goes_with_it(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
     """Also when that keeps the child's socket open, so that nobody hears of its death."""
     caplog.set_level(logging.INFO, "fencepost.job")
@@ -391,6 +392,7 @@ async def test_a_fork_ends_as_a_program_would(runner: Runner) -> None:
     assert runner.children.count == 1
 
 
+@pytest.mark.slow
 async def test_what_a_thread_says_late_is_not_taken_for_the_next_job(runner: Runner) -> None:
     await runner.value("leaves_a_thread", 0.2)
     assert await runner.value("sleeps", 0.5) == "slept"
@@ -561,6 +563,7 @@ async def test_nothing_adds_up_over_200_jobs(runner: Runner) -> None:
     assert (threads, tasks) == before[1:]
 
 
+@pytest.mark.slow
 async def test_a_job_that_kills_its_child_each_time_is_dead_lettered_and_no_other_notices(bench: Bench) -> None:
     app = Fencepost()
     app.types.update(TYPES)
@@ -628,6 +631,7 @@ def orphans(tmp_path: Path, database_url: str) -> Iterator[subprocess.Popen[str]
     process.communicate()
 
 
+@pytest.mark.slow
 async def test_children_do_not_outlive_a_worker_that_is_killed(bench: Bench, orphans: subprocess.Popen[str]) -> None:
     """Not even one that is in C code, where no thread of its own can notice."""
     await bench.enqueue("stuck_in_c")

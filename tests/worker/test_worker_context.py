@@ -126,6 +126,7 @@ async def test_it_tells_what_the_job_was_enqueued_with(bench: Bench) -> None:
     assert (context.tags, context.metadata, context.trace_context) == (("a", "b"), {"of": {"whom": 1}}, traceparent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Kind.ASYNC, Kind.THREAD])
 async def test_extending_moves_the_timeout_and_the_lease(bench: Bench, kind: Kind) -> None:
     """A worker with short leases: what is extended must also be renewed for longer."""

@@ -284,6 +284,7 @@ async def test_an_async_handler_that_is_stopped_and_returns_none_was_stopped(
         assert past == [outcome]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "outcome"), STOPPED)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_is_around_it_does_not_make_a_stopped_attempt_succeed(

@@ -160,6 +160,7 @@ def has_turned(worker: Worker, since: float) -> list[str]:
     return [pulse.name for pulse in worker.vitals._pulses if not pulse.idle and pulse.turned_at <= since]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("kind", [*STATES, "cut", "swallow", "terminate"])
 async def test_every_loop_outlives_every_error(bench: Bench, proxy: Proxy, faults: Faults, kind: str) -> None:
@@ -221,6 +222,7 @@ async def enqueue_somehow(bench: Bench) -> list[Any]:
     return [answer for answer in answers if not isinstance(answer, Exception)]
 
 
+@pytest.mark.slow
 async def test_a_success_outlasts_a_fault_that_is_longer_than_its_lease(
     bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,6 +247,7 @@ async def test_a_success_outlasts_a_fault_that_is_longer_than_its_lease(
     assert worker._settler._unwritten == 0
 
 
+@pytest.mark.slow
 async def test_nothing_is_claimed_while_too_many_outcomes_wait(
     bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +350,7 @@ async def test_a_lease_that_was_really_lost_still_counts_as_lost(bench: Bench) -
 # --- cut off for longer than a lease
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["refused", "silent"])
 async def test_handlers_of_every_kind_stop_when_the_lease_can_not_be_renewed(
     bench: Bench, proxy: Proxy, how: str
@@ -425,6 +429,7 @@ async def impatient(
     yield worker, lambda: troubles(worker.vitals.look())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "names"),
     [("pending", ["dispatcher"]), ("finished", ["settler"]), ("leases", ["recovery"])],
@@ -468,6 +473,7 @@ async def test_a_stuck_loop_is_named_and_forgotten_when_it_goes_on(
         assert {job.status for job in jobs} == {Status.COMPLETED}
 
 
+@pytest.mark.slow
 async def test_idle_and_busy_workers_are_well(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing to do for longer than any patience; then every slot taken for as long."""
     at = Holding(bench)
@@ -485,6 +491,7 @@ async def test_idle_and_busy_workers_are_well(bench: Bench, monkeypatch: pytest.
         assert not troubled()
 
 
+@pytest.mark.slow
 async def test_a_handler_that_blocks_the_event_loop_is_told(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -519,6 +526,7 @@ async def test_a_handler_that_blocks_the_event_loop_is_told(
         await bench.finished(job_id, seconds=10)
 
 
+@pytest.mark.slow
 async def test_a_lease_keeper_that_is_gone_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     async with impatient(bench, monkeypatch) as (worker, troubled):
         worker.vitals.leases.patience_seconds = 1.0

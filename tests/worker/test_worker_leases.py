@@ -246,6 +246,7 @@ async def test_a_stale_worker_can_not_settle_after_a_retry_by_hand(bench: Bench)
     assert [(past.outcome, past.token) for past in await bench.history(job_id)] == [("lost", 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["refused", "silent"])
 async def test_a_worker_cut_off_for_longer_than_its_lease_stops_its_handlers(
     bench: Bench, proxy: Proxy, how: str, caplog: pytest.LogCaptureFixture
@@ -281,6 +282,7 @@ async def test_a_worker_cut_off_for_longer_than_its_lease_stops_its_handlers(
     proxy.restore()
 
 
+@pytest.mark.slow
 async def test_a_short_outage_costs_no_lease(bench: Bench, proxy: Proxy) -> None:
     @bench.job("work")
     async def work(context: Context, payload: Any) -> str:
@@ -438,6 +440,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_a_job_that_kills_its_process_runs_out_of_attempts(bench: Bench) -> None:
     crashing = await bench.enqueue("crash", max_attempts=3)
     # Those that run beside it when the process dies lose that attempt too.

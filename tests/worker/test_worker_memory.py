@@ -25,6 +25,7 @@ class Big:
         self.data = bytearray(200_000)
 
 
+@pytest.mark.slow
 async def test_three_thousand_jobs_leave_nothing_behind(bench: Bench) -> None:
     alive: weakref.WeakSet[Big] = weakref.WeakSet()
     most_alive = 0
@@ -73,6 +74,7 @@ async def test_three_thousand_jobs_leave_nothing_behind(bench: Bench) -> None:
     await bench.audit()
 
 
+@pytest.mark.slow
 async def test_payloads_of_finished_jobs_are_let_go(bench: Bench) -> None:
     marker = "x" * 100_000
 

@@ -133,6 +133,7 @@ class Healthy:
             assert (job.status, job.attempts, bytes(job.result or b"")) == (Status.COMPLETED, 1, b'"unharmed"')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_whatever_a_handler_raises_is_one_failed_attempt(
     bench: Bench, caplog: pytest.LogCaptureFixture, kind: str

@@ -20,6 +20,7 @@ from .support import Bench, Tally, records, wait_until
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow
 async def test_terminated_backends_under_load_cost_no_job(bench: Bench) -> None:
     completions: Counter[Any] = Counter()
 
@@ -67,6 +68,7 @@ async def test_running_jobs_outlive_a_killed_connection(bench: Bench) -> None:
         assert (job.status, job.attempts, bytes(job.result or b"")) == (Status.COMPLETED, 1, b'"undisturbed"')
 
 
+@pytest.mark.slow
 async def test_an_outage_during_settlement_is_waited_out(bench: Bench, proxy: Proxy) -> None:
     release = asyncio.Event()
     runs: Counter[Any] = Counter()
@@ -165,6 +167,7 @@ async def test_a_silent_listener_is_found_out_and_replaced(bench: Bench, proxy: 
     await bench.ended(job_id, seconds=10)
 
 
+@pytest.mark.slow
 async def test_a_job_that_can_not_be_settled_is_left_to_its_lease(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import itertools
 import time
 from typing import Any
 
+import pytest
+
 from fencepost.domain.context import Context
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
@@ -14,6 +16,7 @@ from fencepost.errors import Snooze
 from .support import Bench, Tally, wait_until
 
 
+@pytest.mark.slow
 async def test_a_snooze_costs_no_attempt_and_comes_back_on_time(bench: Bench) -> None:
     starts: list[float] = []
     attempts: list[int] = []

@@ -105,6 +105,7 @@ async def test_a_job_never_fails_because_nobody_could_be_asked(fault: Exception)
     assert (await strangers.judge(make_lease(type="work"))).ending is Ending.PERMANENT
 
 
+@pytest.mark.slow
 async def test_a_rolling_deploy_costs_no_attempt(bench: Bench) -> None:
     """The old version is alone when the new one's job comes; the new worker runs it."""
     new, old_tally = Fencepost(), Tally()

@@ -153,6 +153,7 @@ async def insert_unannounced(connection: Any, job_id: Any, queue_id: int) -> Non
     )
 
 
+@pytest.mark.slow
 async def test_a_job_whose_hint_was_lost_is_found_by_polling(bench: Bench) -> None:
     starts = stamp_starts(bench)
     known = await bench.enqueue("stamp")
@@ -314,6 +315,7 @@ async def test_what_a_stopping_worker_releases_stays_where_it_is_while_paused(be
     assert (await bench.ended(job_id)).attempts == 1
 
 
+@pytest.mark.slow
 async def test_a_pause_takes_effect_between_claims(bench: Bench) -> None:
     runs = 0
 

@@ -26,6 +26,7 @@ def doctor(ward: Ward, *words: str) -> subprocess.CompletedProcess[str]:
     return fencepost("doctor", *words, DATABASE_URL=ward.url)
 
 
+@pytest.mark.slow
 async def test_a_healthy_database(ward: Ward) -> None:
     ended = doctor(ward)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -71,6 +72,7 @@ async def test_on_a_terminal_sentences_keep_to_its_width_and_remedies_stay_whole
     assert [line for line in lines if len(line) > 80 and not line.startswith("         do: ")] == []
 
 
+@pytest.mark.slow
 async def test_errors_come_first_and_are_a_failure(ward: Ward) -> None:
     await ward.execute("update fencepost.queues set paused_at = now(); delete from fencepost.pending")
     ended = doctor(ward, "--json")
@@ -95,6 +97,7 @@ async def test_nothing_to_look_at(ward: Ward) -> None:
     assert "--patience" in refused.stderr
 
 
+@pytest.mark.slow
 async def test_grant(ward: Ward) -> None:
     role = f"reader_{uuid.uuid4().hex[:12]}"
     missing = fencepost("grant", role, "--to", "worker", DATABASE_URL=ward.url)

@@ -309,6 +309,7 @@ async def test_a_session_that_is_idle_in_a_transaction(ward: Ward) -> None:
     assert found.remedy == f"select pg_terminate_backend({pid});"
 
 
+@pytest.mark.slow
 async def test_a_long_transaction(ward: Ward) -> None:
     ward.limits |= {"busy_seconds": 0.0}
     async with another_session(ward) as session:
@@ -354,6 +355,7 @@ async def test_a_full_queue_of_notifications(ward: Ward) -> None:
         assert [one.code for one in await ward.complaints()] == ["notifications.filling"]
 
 
+@pytest.mark.slow
 async def test_a_table_that_somebody_has_locked_is_not_waited_for_long(ward: Ward) -> None:
     async with another_session(ward) as session:
         await session.execute("begin; lock table fencepost.job_types in access exclusive mode")
@@ -375,6 +377,7 @@ async def test_no_partitions(clinic_url: str) -> None:
         await owner.close()
 
 
+@pytest.mark.slow
 async def test_poolers(ward: Ward) -> None:
     direct = ward.url
     with pgbouncer.running(direct, "transaction") as pooler:
@@ -393,6 +396,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 async def test_a_standby_and_what_it_keeps_from_vacuum(folder: Path) -> None:
     """A standby by the copy of a folder; it says to the primary what its oldest query sees."""
     first, second = folder / "primary", folder / "standby"
