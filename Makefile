@@ -24,7 +24,7 @@ define install_pooler
 	fi
 endef
 
-.PHONY: help run test check tests fast fuzz chaos bench-peers clean
+.PHONY: help run test check tests fast fuzz chaos campaign bench-peers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ tests: .venv/.test ## The tests alone: all on the embedded PostgreSQL, the store
 chaos: .venv/.test ## Two minutes of faults against a fleet of its own (CHAOS='--seed 8 --minutes 10 --preset kills' for another run)
 	@mkdir -p .chaos
 	$(BIN)/python -m chaos --report .chaos/report.json $(CHAOS)
+
+campaign: .venv/.test ## The long fault campaign: an hour, and a table (CAMPAIGN='--only kills,fence' for parts of it)
+	$(BIN)/python -m chaos.series $(CAMPAIGN)
 
 fast: .venv/.test ## The quick tests, while working
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal -m 'not slow'
