@@ -4,6 +4,8 @@ from __future__ import annotations
 
 LONGEST_SECONDS = 20.0
 """Below the 30 seconds at which the tests' workers poll, so that a lost wake-up still fails a test."""
+TIMER_SECONDS = 0.005
+"""How much early a timer may fire: event loops count in whole milliseconds, from when they last looked at the clock."""
 
 
 def limit(seconds: float) -> float:

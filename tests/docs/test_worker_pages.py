@@ -74,5 +74,7 @@ async def test_resources_and_middleware(saved: Path, database_url: str) -> None:
     assert not mailing.smtp.is_open
     assert mailing.timings == [("welcome", "fine"), ("newsletter", "fine"), ("whose", "fine"), ("broken", "ValueError")]
     kinds = [type(event) for event in mailing.heard if event.job_id == broken.id]
-    assert kinds == [JobEnqueued, AttemptStarted, AttemptEnded]
+    # This program runs the job too, which may have started before its enqueue has had the answer.
+    assert [kind for kind in kinds if kind is not JobEnqueued] == [AttemptStarted, AttemptEnded]
+    assert kinds.count(JobEnqueued) == 1
     assert mailing.heard[-1].error == "no"

@@ -269,6 +269,25 @@ class Bench:
 
         await wait_until(recovered, 3, "a lease to be recovered")
 
+    async def orphan(self, max_attempts: int, *, attempts: int = 1, queue: str = "default") -> UUID:
+        """Leave a job of the type "orphan" whose worker died: claimed, and its lease has run out."""
+        job_id = await self.enqueue("orphan", max_attempts=max_attempts, queue=queue)
+        store = WorkerStore(self.database, new_id())
+        queue_id = await self.queue_id(queue)
+        for attempt in range(attempts):
+            await store.claim(queue_id, slots=1, cursors={}, lease_seconds=0.001, aging_seconds=0)
+            await asyncio.sleep(0.005)
+            if attempt < attempts - 1:
+                await store.recover(queue_id, after=None, max_rows=10)
+        return job_id
+
+    async def start_swept(self, **settings: Any) -> Worker:
+        """Start a worker whose first sweep is over, so that no lease is taken back by it for a recovery interval."""
+        orphan = await self.orphan(1)
+        worker = await self.start(**settings)
+        assert (await self.ended(orphan)).status is Status.DEAD_LETTER
+        return worker
+
     async def kill_backends(self) -> int:
         """Terminate every connection of our software to this database; returns how many there were."""
         return int(

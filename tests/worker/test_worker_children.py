@@ -31,6 +31,7 @@ from fencepost.worker.children import records as child_records
 from fencepost.worker.children.finding import find
 from fencepost.worker.executor import Executor
 from fencepost.worker.journal import Journal
+from tests.patience import TIMER_SECONDS, limit
 
 from .process_jobs import TYPES
 from .support import Bench, Tally, fields_of, make_lease, records, wait_until
@@ -228,7 +229,7 @@ async def test_a_function_stuck_in_c_is_stopped_at_its_timeout(runner: Runner) -
     began = time.monotonic()
     attempt = runner.begin("stuck_in_c", timeout_seconds=0.5)
     result = await runner.end_of(attempt)
-    assert 0.5 <= time.monotonic() - began < 1.5
+    assert 0.5 - TIMER_SECONDS <= time.monotonic() - began < limit(1.5)
     assert (result.ending, result.error_type) == (Ending.TIMED_OUT, "Timeout")
     assert runner.executor.free == 8
     assert runner.children.count == 0
@@ -307,10 +308,10 @@ async def test_a_flood_of_lines_is_cut(runner: Runner, caplog: pytest.LogCapture
 async def test_what_a_child_has_started_goes_with_it(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
     """Also when that keeps the child's socket open, so that nobody hears of its death."""
     caplog.set_level(logging.INFO, "fencepost.job")
-    for name, payload, limit in (("starts_one_and_waits", None, 0.5), ("leaves_a_grandchild", "die", None)):
+    for name, payload, allowed in (("starts_one_and_waits", None, 0.5), ("leaves_a_grandchild", "die", None)):
         caplog.clear()
-        result = await runner.run(name, payload, timeout_seconds=limit)
-        assert result.ending is (Ending.TIMED_OUT if limit else Ending.FAILED)
+        result = await runner.run(name, payload, timeout_seconds=allowed)
+        assert result.ending is (Ending.TIMED_OUT if allowed else Ending.FAILED)
         grandchild = int(next(record.getMessage() for record in caplog.records if record.getMessage().isdigit()))
         await wait_until(lambda: not _is_alive(grandchild), 2)  # noqa: B023
     assert "exited with code 4" in (result.error or "")

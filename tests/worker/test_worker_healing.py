@@ -320,7 +320,7 @@ def _lose_answers(worker: Worker, name: str, lost: Counter[str], *, most: int) -
 async def test_a_lease_that_was_really_lost_still_counts_as_lost(bench: Bench) -> None:
     """Also when the first try to write its outcome failed: a recovery's word isn't taken for the worker's."""
     at, tally = Holding(bench), Tally()
-    worker = await bench.start(events=tally)
+    worker = await bench.start_swept(events=tally)
     job_id = await bench.enqueue("hold", "early", max_attempts=1)
     await wait_until(lambda: at.inside == 1, 5)
     store: Any = worker._store
