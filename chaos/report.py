@@ -79,7 +79,7 @@ def as_text(report: Report) -> str:
         f"{sum(report.faults.values()):,} faults, {report.killed_workers:,} worker processes killed",
         f"  {_counts(report.faults)}",
         f"  ends of processes: {_counts(report.ends)}",
-        *(f"  start given up, as it should be: {told}" for told in report.given_up),
+        *(f"  start given up, as it should be: {count:,} × {told}" for told, count in Counter(report.given_up).items()),
         *(f"  not carried out: {kind}: {why}" for kind, why in report.not_carried_out.items()),
         "",
         *_spreads("job of a killed worker is given back", report.measures, "given_back"),
