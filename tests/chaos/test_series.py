@@ -43,7 +43,7 @@ def report(
         jobs_by_script={},
         doors={},
         repeats=7,
-        statuses={},
+        statuses={"completed": 1_000, "dead_letter": 150},
         attempts=1_300,
         too_late=5,
         measures=Measures(
@@ -79,7 +79,8 @@ def test_runs_stand_side_by_side_and_in_all(tmp_path: Path) -> None:
     assert lines[0] == "|  | kills | recovery | in all |"
     for line in (
         "| seed | 12 | 2 |  |",
-        "| jobs acknowledged | 1,200 | 1,200 | 2,400 |",
+        "| jobs | 1,150 | 1,150 | 2,300 |",
+        "| enqueues acknowledged, of which some met a job with their unique key | 1,200 | 1,200 | 2,400 |",
         "| faults | 903 | 23 | 926 |",
         "| worker processes killed | 900 | 20 | 920 |",
         "| PostgreSQL killed | 0 | 2 | 2 |",
