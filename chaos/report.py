@@ -71,7 +71,8 @@ def as_text(report: Report) -> str:
         + (f", broken on purpose: {report.broken}" if report.broken else ""),
         f"seed {report.seed}, {report.preset}, {report.seconds:.0f} s",
         "",
-        f"{report.acknowledged:,} jobs acknowledged, {report.attempts:,} attempts, {report.repeats:,} requests again",
+        f"{sum(report.statuses.values()):,} jobs of {report.acknowledged:,} acknowledged enqueues,"
+        f" {report.attempts:,} attempts, {report.repeats:,} requests again",
         f"  ended: {_counts(report.statuses)}",
         f"  scripts: {_counts(report.jobs_by_script)}",
         f"  {report.too_late:,} attempts had succeeded when their lease was lost",
