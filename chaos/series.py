@@ -40,6 +40,7 @@ RUNS = (
     Run(name="failovers", preset="failovers", seed=13, minutes=9.5, rate=150),
     Run(name="postgres", preset="postgres", seed=14, minutes=10.5, rate=150),
     Run(name="outages", preset="outages", seed=11, minutes=15, rate=200),
+    Run(name="outages-2", preset="outages", seed=16, minutes=4.5, rate=200),
     Run(name="mixed", seed=15, minutes=5, rate=50),
     Run(name="recovery", preset="recovery", seed=2, minutes=2, rate=50),
     Run(name="fence", broken="fence", seed=7, minutes=2, rate=50),

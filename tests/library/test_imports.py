@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 import subprocess
 import sys
@@ -79,13 +80,15 @@ def test_every_public_name_is_there() -> None:
     assert not hasattr(fencepost, "nothing")
 
 
-def test_a_call_is_bound_in_ten_microseconds() -> None:
+def test_binding_a_call_costs_little_more_than_the_standard_librarys_binding() -> None:
+    """Held by the ratio, which a busy machine doesn't change; `pytest -s` shows the microseconds: 2.5 to 2.0."""
     from fencepost import Fencepost
 
     job = Fencepost("postgresql://nowhere/none").job(name="two")(_two)
-    best = min(_timed(job.call) for _ in range(5))
-    print(f"binding a call: {best:.1f} µs")
-    assert best < 10
+    bind = inspect.signature(_two).bind
+    ours, theirs = zip(*((_timed(job.call), _timed(bind)) for _ in range(7)), strict=True)
+    print(f"binding a call: {min(ours):.1f} µs; inspect.Signature.bind: {min(theirs):.1f} µs")
+    assert min(ours) < 4 * min(theirs)
 
 
 def _two(number: int, *, flag: bool = False) -> None: ...
