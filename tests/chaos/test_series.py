@@ -15,9 +15,7 @@ from chaos.report import Report, write_report
 from chaos.series import RUNS, is_as_it_should_be
 
 
-def report(
-    name: str, *, faults: dict[str, int], failed: str | None = None, seconds: float = 100.0, offences: int = 3
-) -> Report:
+def report(name: str, *, faults: dict[str, int], failed: str | None = None, seconds: float = 100.0) -> Report:
     """What one of the runs may have found."""
     run = next(run for run in RUNS if run.name == name)
     spread = Spread(count=4, bar=2.5, median=1.25, max=2.0)
@@ -55,7 +53,7 @@ def report(
             after_restart_amid_faults=spread,
         ),
         checks=[
-            Result(name=check, said="", looked_at=9, offences=offences if check == failed else 0, offenders=())
+            Result(name=check, said="", looked_at=9, offences=3 if check == failed else 0, offenders=())
             for check in checks
         ],
     )
