@@ -14,7 +14,7 @@ import click
 from chaos.broken import BREAKS
 from chaos.campaign import Campaign
 from chaos.ground import WorldGround
-from chaos.injector import FLEET_KINDS
+from chaos.names import Names
 from chaos.options import Options, fault_seconds
 from chaos.plan import KINDS, PRESETS, read_schedule
 from chaos.report import as_text, write_report
@@ -27,7 +27,7 @@ from fencepost.cli.output import Advance, progress
 @click.option("--rate", type=click.FloatRange(1, 2000), default=50.0, show_default=True, help="Jobs a second.")
 @click.option("--jobs", type=click.IntRange(1), help="About so many jobs in all, rather than a rate.")
 @click.option("--preset", type=click.Choice(list(PRESETS)), default="mixed", show_default=True, help="Which faults.")
-@click.option("--faults", metavar="KIND,KIND", help="These kinds alone.")
+@click.option("--faults", type=Names(KINDS), metavar="KIND,KIND", help="These kinds alone.")
 @click.option("--schedule", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="One that was saved.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the report as JSON.")
 @click.option("--broken", type=click.Choice(list(BREAKS)), help="Run a build that is broken on purpose.")
@@ -38,7 +38,7 @@ def main(
     rate: float,
     jobs: int | None,
     preset: str,
-    faults: str | None,
+    faults: tuple[str, ...] | None,
     schedule: Path | None,
     report: Path | None,
     broken: str | None,
@@ -50,7 +50,7 @@ def main(
         minutes=minutes,
         rate=rate if jobs is None else jobs / fault_seconds(minutes),
         preset=preset,
-        faults=_kinds(faults),
+        faults=faults,
         broken=broken,
         schedule=read_schedule(schedule) if schedule else None,
     )
@@ -93,16 +93,6 @@ class _Tell:
         done = min(self._total, int(time.monotonic() - self._began))
         steps, self._done = done - self._done, done
         self._advance(remark, steps)
-
-
-def _kinds(text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    kinds = tuple(kind.strip() for kind in text.split(","))
-    unknown = [kind for kind in kinds if kind not in {*KINDS, *FLEET_KINDS}]
-    if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(KINDS)}", param_hint="--faults")
-    return kinds
 
 
 if __name__ == "__main__":

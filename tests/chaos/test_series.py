@@ -119,9 +119,3 @@ def test_a_run_that_left_no_report_fails_the_series(tmp_path: Path) -> None:
     called = CliRunner().invoke(series.main, ["--folder", str(tmp_path), "--table", "--only", "mixed"])
     assert called.exit_code == 1
     assert "mixed left no report" in called.stderr
-
-
-def test_an_unknown_run_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    called = CliRunner().invoke(series.main, ["--folder", str(tmp_path), "--only", "nope"])
-    assert called.exit_code == 2
-    assert "'nope' is none of kills, failovers" in called.stderr
