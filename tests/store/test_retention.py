@@ -239,7 +239,7 @@ async def test_a_survey_waits_for_nobody_that_ends_a_job_in_its_range(ground: Gr
         began = time.monotonic()
         with pytest.raises(DatabaseUnavailable):
             await ground.watch()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < limit(1)
         assert (await ground.span()).surveyed_to is None
     await other.close()
     await ground.watch()
@@ -527,7 +527,7 @@ async def test_a_job_that_is_being_put_back_is_not_removed(ground: Ground, commi
     )
     began = time.monotonic()
     assert (await ground.retention.remove_jobs(after=FIRST_ID, before=LAST_ID, rows=10)).jobs == 0
-    assert time.monotonic() - began < 1, "it doesn't wait"
+    assert time.monotonic() - began < limit(1), "it doesn't wait"
     await (transaction.commit() if commit else transaction.rollback())
     await other.close()
     done = await ground.retention.remove_jobs(after=FIRST_ID, before=LAST_ID, rows=10)

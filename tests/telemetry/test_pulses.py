@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import pytest
 
 from fencepost.telemetry import pulses
 from fencepost.telemetry.metrics import Metrics
-from fencepost.telemetry.pulses import BLOCKED_SECONDS, LoopState, Pulse, Vitals, troubles, unwatched, worst
+from fencepost.telemetry.pulses import LoopState, Pulse, Vitals, troubles, unwatched, worst
+from tests.cost import bytecodes
 
 
 class Clock:
@@ -137,9 +137,5 @@ def test_the_worst_of_several_is_shown() -> None:
 
 
 def test_a_turn_costs_next_to_nothing() -> None:
-    pulse = unwatched("any")
-    began = time.perf_counter()
-    for _ in range(100_000):
-        pulse.turned()
-    assert (time.perf_counter() - began) / 100_000 < 5e-6
-    assert BLOCKED_SECONDS > 1
+    """Each claim, settlement and renewal pays for it."""
+    assert bytecodes(unwatched("any").turned) < 30

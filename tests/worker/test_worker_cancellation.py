@@ -17,6 +17,7 @@ from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
 from fencepost.errors import WrongStatus
 from fencepost.worker import executor as executor_module
+from tests.patience import limit
 
 from .support import Bench, Tally, wait_until, within
 
@@ -65,7 +66,7 @@ async def test_a_running_handler_is_cancelled_promptly(bench: Bench) -> None:
     with suppress(WrongStatus):
         assert await bench.jobs.cancel(job_id) is Status.PROCESSING
     job = await bench.ended(job_id)
-    assert time.monotonic() - asked_at < 1
+    assert time.monotonic() - asked_at < limit(1)
     assert (job.status, job.attempts) == (Status.CANCELLED, 1)
     assert cleaned_up.is_set()
     assert [past.outcome for past in await bench.history(job_id)] == ["cancelled"]
@@ -130,13 +131,13 @@ async def test_a_cancellation_whose_hint_is_lost_is_noticed_at_the_renewal(bench
         await asyncio.sleep(30)
 
     job_id = await bench.enqueue("work")
-    worker = await bench.start(lease_seconds=1.5)
+    worker = await bench.start(lease_seconds=3)
     await bench.reached(job_id, Status.PROCESSING)
     worker._listener._heard = lambda hint: None
     asked_at = time.monotonic()
     await bench.jobs.cancel(job_id)
     assert (await bench.ended(job_id)).status is Status.CANCELLED
-    assert time.monotonic() - asked_at < 0.5 + 0.5
+    assert time.monotonic() - asked_at < 1 + 1, "the renewal is after a third of the lease"
 
 
 async def test_a_thread_is_cancelled_on_paper_and_keeps_its_slot(
@@ -160,7 +161,7 @@ async def test_a_thread_is_cancelled_on_paper_and_keeps_its_slot(
     asked_at = time.monotonic()
     await bench.jobs.cancel(job_id)
     job = await bench.ended(job_id)
-    assert time.monotonic() - asked_at < 1
+    assert time.monotonic() - asked_at < limit(1)
     assert job.status is Status.CANCELLED
     assert (worker.running, tally.stuck_now) == (1, 1)
     waiting = await bench.enqueue("next")

@@ -255,7 +255,7 @@ async def test_a_paused_queue_starts_nothing_through_any_door(bench: Bench) -> N
     queue_id = await bench.queue_id()
     began = time.monotonic()
     await bench.queues.pause("default")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < limit(1)
     started_before = list(runs)
 
     scheduled = await bench.enqueue("work", "plain", delay_seconds=0.2)
@@ -287,7 +287,7 @@ async def test_a_paused_queue_starts_nothing_through_any_door(bench: Bench) -> N
     resumed_at = time.monotonic()
     await bench.queues.resume("default")
     await bench.finished(scheduled, plain, dead, failing)
-    assert time.monotonic() - resumed_at < 1.0
+    assert time.monotonic() - resumed_at < limit(1)
     await bench.reached(orphan, Status.PROCESSING)
     assert sum(job_id == plain for job_id, _ in runs) == 1
 
@@ -330,13 +330,11 @@ async def test_a_pause_takes_effect_between_claims(bench: Bench) -> None:
     await bench.start(workers=2)
     await wait_until(lambda: runs >= 20, 3)
     await bench.queues.pause("default")
-    paused_at = time.monotonic()
 
     async def nothing_leased() -> bool:
         return bool(await bench.value("select count(*) from fencepost.leases") == 0)
 
     await wait_until(nothing_leased, 1)
-    assert time.monotonic() - paused_at < 1
     known = runs
     await asyncio.sleep(0.1)
     assert runs == known < 400
