@@ -283,11 +283,14 @@ async def test_a_worker_in_the_loop_runs_until_it_is_cancelled(
     assert app._producer.wakers == []
 
 
-async def test_a_worker_wakes_in_memory(app: Fencepost, store: Job[[str], None]) -> None:
+async def test_a_worker_wakes_in_memory(
+    app: Fencepost, store: Job[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with app.worker():
         client = await app._producer.client()
         # With no hint sent at all, only memory is left: the worker looks by itself after 30 seconds.
-        client.hints.offer = lambda queue_ids: None  # type: ignore[method-assign]
+        monkeypatch.setattr(client.hints, "offer", lambda queue_ids: queue_ids)
+        monkeypatch.setattr("fencepost.store.jobs.due_hint", lambda queue_ids: None)
         await (await store.enqueue("a")).result(timeout=5)
         await (await store.enqueue("b")).result(timeout=5)
 

@@ -21,7 +21,7 @@ from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
 from tests.conftest import with_database
 
-from .support import Connection, claim, connect, job, until
+from .support import Connection, claim, connect, job, until, waits_for_a_lock
 
 pytestmark = pytest.mark.anyio
 
@@ -115,15 +115,15 @@ async def test_a_burst_is_one_hint_and_a_trailing_one(database: Database) -> Non
 async def test_offers_are_rationed_by_queue(database: Database) -> None:
     now = 100.0
     hints = Hints(database, clock=lambda: now)
-    assert hints.offer({1, 2}) == "due 1,2"
-    assert hints.offer({1}) is None
-    assert hints.offer({2, 3}) == "due 3"
+    assert hints.offer({1, 2}) == {1, 2}
+    assert hints.offer({1}) == set()
+    assert hints.offer({2, 3}) == {3}
     now += QUIET_SECONDS / 2
-    assert hints.offer({1, 2, 3}) is None
+    assert hints.offer({1, 2, 3}) == set()
     now += QUIET_SECONDS
-    assert hints.offer({1, 2, 3}) == "due 1,2,3"
+    assert hints.offer({1, 2, 3}) == {1, 2, 3}
     assert hints.immediate({1}) == "due 1", "what a person asked for doesn't wait"
-    assert hints.offer(set()) is None
+    assert hints.offer(set()) == set()
     await hints.close()
 
 
@@ -131,14 +131,42 @@ async def test_what_is_owed_is_paid(database: Database) -> None:
     now = 100.0
     hints = Hints(database, clock=lambda: now)
     async with listening(database) as ear:
-        assert hints.offer({7}) == "due 7"
-        assert hints.offer({7}) is None
-        hints.committed({7})
+        assert hints.offer({7}) == {7}
+        assert hints.offer({7}) == set()
+        hints.committed({7}, named=set())
         assert await ear.hears(1) == ["due 7"]
-        assert hints.offer({7}) is None
+        assert hints.offer({7}) == set()
+        hints.committed({7}, named=set())
         await hints.close()
         assert await ear.hears(2) == ["due 7", "due 7"]
         await hints.close()
+
+
+async def test_no_hint_is_paid_before_the_commit_that_it_is_owed_for(
+    database: Database, database_url: str, sql: Connection
+) -> None:
+    """
+    The story in `Hints.offer`: of two enqueues that are both too soon for a hint of their own, one commits late.
+
+    The trailing hint of the first comes before it; so it is owed one more.
+    """
+    hints = Hints(database, clock=lambda: 100.0)
+    slow, quick = [Jobs(database, Queues(database, hints), hints) for _ in range(2)]
+    await quick.enqueue([job()])
+    holder = await connect(database_url)
+    transaction = holder.transaction()
+    await transaction.start()
+    await holder.execute("select fencepost.enqueue('work', idempotency_key => 'k')")
+    async with listening(database) as ear:
+        late = asyncio.create_task(slow.enqueue([job(idempotency_key="k")]))
+        await waits_for_a_lock(sql)
+        await quick.enqueue([job()])
+        assert await ear.hears(1) == ["due 1"]
+        await transaction.rollback()
+        await asyncio.wait_for(late, 10)
+        assert await ear.hears(2) == ["due 1", "due 1"]
+    await holder.close()
+    await hints.close()
 
 
 async def test_workers_of_the_same_process_are_woken_after_the_commit(database: Database, sql: Connection) -> None:
@@ -306,9 +334,9 @@ async def test_two_schemas_of_one_database_never_hear_each_other(database_url: s
 async def test_hints_that_cannot_be_sent_are_only_late(database_url: str) -> None:
     database = Database(database_url, connections=1)
     hints = Hints(database)
-    assert hints.offer({1}) is not None
-    assert hints.offer({1}) is None
-    hints.committed({1})
+    assert hints.offer({1}) == {1}
+    assert hints.offer({1}) == set()
+    hints.committed({1}, named=set())
     await asyncio.sleep(3 * QUIET_SECONDS)
     await hints.close()
     with pytest.raises(DatabaseUnavailable):

@@ -36,6 +36,12 @@ MOST_DONE = 200
 """Job ids that a `done` may carry, for the same reason."""
 
 
+def due_hint(queue_ids: Iterable[int]) -> Hint:
+    """Tell workers that these queues have something due; None when there are none."""
+    named = sorted(queue_ids)[:_MOST_QUEUES]
+    return "due " + ",".join(map(str, named)) if named else None
+
+
 def watch_hint(queue_id: int, job_id: UUID) -> str:
     """Tell workers that somebody waits for a job's end."""
     return f"watch {queue_id} {job_id}"
@@ -69,18 +75,27 @@ class Hints:
         self._owed: set[int] = set()
         self._trailing: asyncio.Task[None] | None = None
 
-    def offer(self, queue_ids: set[int]) -> Hint:
-        """The hint to send along with a commit that makes jobs due in these queues; None when one is too recent."""
+    def offer(self, queue_ids: set[int]) -> set[int]:
+        """
+        Of these queues, in which a commit is about to make jobs due, those that its hint is to name.
+
+        The others had one too recently. Theirs is owed when the commit is over, and not before:
+
+            one enqueue                         another                         the trailing hint
+            commits, is owed one
+                                                offers: too recent
+                                                                                is sent, for both if both were owed
+                                                commits, after the workers looked
+        """
         now = self._clock()
-        due = {queue_id for queue_id in queue_ids if now - self._sent_at.get(queue_id, -1.0) >= QUIET_SECONDS}
-        self._owed |= queue_ids - due
-        return self.immediate(due) if due else None
+        named = {queue_id for queue_id in queue_ids if now - self._sent_at.get(queue_id, -1.0) >= QUIET_SECONDS}
+        self._sent_at.update(dict.fromkeys(named, now))
+        return named
 
     def immediate(self, queue_ids: set[int]) -> Hint:
         """A hint for these queues, whatever was sent before."""
-        now = self._clock()
-        self._sent_at.update(dict.fromkeys(queue_ids, now))
-        return "due " + ",".join(map(str, sorted(queue_ids)[:_MOST_QUEUES]))
+        self._sent_at.update(dict.fromkeys(queue_ids, self._clock()))
+        return due_hint(queue_ids)
 
     def cancellation(self, queue_id: int, job_id: UUID) -> Hint:
         """A hint that somebody wants a running job to stop."""
@@ -102,9 +117,15 @@ class Hints:
             log.warning("no hint was sent; polling finds what it told", extra={"reason": str(error)})
         return await self._database.fetch(name, **{**values, "hints" if "hints" in values else "hint": None})
 
-    def committed(self, queue_ids: Iterable[int]) -> None:
-        """The jobs are visible: wake this process's own workers, and pay the hints that are owed a little later."""
+    def committed(self, queue_ids: set[int], *, named: set[int] | None = None) -> None:
+        """
+        The jobs are visible: wake this process's own workers, and pay the hints that are owed a little later.
+
+        *named* are the queues that the commit's own hint told of; all, unless it is given.
+        """
         self._local(queue_ids)
+        if named is not None:
+            self._owed |= queue_ids - named
         if self._owed and (self._trailing is None or self._trailing.done()):
             self._trailing = asyncio.get_running_loop().create_task(self._pay(), name="fencepost-hints")
 

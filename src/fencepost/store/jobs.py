@@ -38,7 +38,7 @@ from fencepost.store.enqueueing import (
     verdicts,
 )
 from fencepost.store.failures import deadlocked, waited_too_long
-from fencepost.store.hints import Hint, Hints
+from fencepost.store.hints import Hint, Hints, due_hint
 from fencepost.store.merging import Merger
 from fencepost.store.queues import Queues
 from fencepost.telemetry.pulses import Pulse
@@ -144,12 +144,13 @@ class Jobs:
     async def _insert_plain(self, records: Sequence[Record]) -> list[Enqueued]:
         """Store records without keys, of one caller or of several, and wake workers."""
         soon = due_soon(records, datetime.now(UTC))
-        hint = self._hints.offer(soon)
+        named = self._hints.offer(soon)
+        hint = due_hint(named)
         if len(records) == 1:
             created_at = await self._send_one(records[0], hint)
         else:
             created_at = await self._send_plain(records, hint)
-        self._hints.committed(soon)
+        self._hints.committed(soon, named=named)
         return [record.stored(created_at) for record in records]
 
     async def _insert_keyed(self, records: Sequence[Record]) -> list[Enqueued | Differing]:
@@ -163,17 +164,17 @@ class Jobs:
 
     async def _send(self, records: Sequence[Record], *, whole: bool = True) -> Answer:
         """Store records in one statement, and wake workers."""
-        jobs, hint = encode_records(records), self._hints.offer(due_soon(records, datetime.now(UTC)))
+        jobs, named = encode_records(records), self._hints.offer(due_soon(records, datetime.now(UTC)))
         for tries_left in reversed(range(RACE_ROUNDS)):
             try:
-                rows = await self._hints.fetch("enqueue", jobs=jobs, whole=whole, hint=hint)
+                rows = await self._hints.fetch("enqueue", jobs=jobs, whole=whole, hint=due_hint(named))
                 break
             except DatabaseUnavailable as error:
                 # With somebody's transaction that took keys in another order. Nothing of this is stored.
                 if not (deadlocked(error) and tries_left):
                     raise
         answer = decode_answer(rows[0]["answer"])
-        self._hints.committed(stirred(answer, records))
+        self._hints.committed(stirred(answer, records), named=named)
         return answer
 
     async def _send_plain(self, records: Sequence[Record], hint: Hint) -> datetime:
