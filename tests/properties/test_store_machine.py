@@ -247,7 +247,7 @@ class StoreMachine(RuleBasedStateMachine):
         known.status, known.due = status, True
         snoozed = ending is Ending.SNOOZED and status is Status.PENDING
         known.failures += ending is not Ending.SUCCEEDED and not snoozed
-        if snoozed or (ending is Ending.RELEASED and status is Status.PENDING):
+        if snoozed or ending is Ending.RELEASED:
             known.attempts -= 1
 
     @rule(lease=leases, bend=st.sampled_from([0, 0, 0, -1, 1]), commit=st.booleans())

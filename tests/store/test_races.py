@@ -259,6 +259,8 @@ async def test_a_settlement_comes_while_a_cancel_is_under_way(
     expected = if_asked if commit else to
     assert await settle == [expected]
     assert await ground.status(lease) is expected
+    # Given back is given back, whichever of the two came first.
+    assert (await ground.jobs.get(lease.id)).attempts == (0 if ending is Ending.RELEASED else 1)
 
 
 @pytest.mark.parametrize("commit", [True, False])

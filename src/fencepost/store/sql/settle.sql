@@ -16,7 +16,8 @@
 -- by itself (completed, failed, dead_letter) stays as it ended.
 --
 -- Released and snoozed: the attempt is given back. A release is kept in the history, a snooze isn't: there may be
--- thousands of one job.
+-- thousands of one job. A release gives it back to a job that was cancelled meanwhile, too, as if the cancellation
+-- had come after it.
 --
 -- A stale worker:
 --     A (token 3)                         recovery, then B (token 4)
@@ -40,6 +41,9 @@ let_go as (
 ),
 held as materialized (
     select g.id, g.priority, g.attempt, g.token, g.worker_id, g.started_at, g.detail,
+           case when g.detail ->> 'ending' = 'released'
+                     or g.detail ->> 'ending' = 'snoozed' and g.cancel_requested_at is null
+                then g.attempt - 1 else g.attempt end as attempts,
            -- One that only snoozed leaves no trace; one that was cancelled while it did has an end to tell of.
            case when g.detail ->> 'ending' = 'snoozed' and g.cancel_requested_at is not null then 'cancelled'
                 else coalesce(g.detail ->> 'ending', 'succeeded') end as ending,
@@ -49,16 +53,15 @@ held as materialized (
 ),
 ended as (
     insert into fencepost.finished (id, queue_id, status, attempts, token, started_at, finished_at, result)
-    select h.id, cast(:queue_id as int), h.status, h.attempt, h.token, h.started_at, clock_timestamp(),
+    select h.id, cast(:queue_id as int), h.status, h.attempts, h.token, h.started_at, clock_timestamp(),
            nullif(h.detail -> 'result', jsonb 'null')
       from held h
      where h.status <> 'pending'
 ),
 back as (
     insert into fencepost.pending (id, queue_id, priority, attempts, token, run_at)
-    select h.id, cast(:queue_id as int), h.priority,
-           case when h.ending in ('released', 'snoozed') then h.attempt - 1 else h.attempt end,
-           h.token, clock_timestamp() + make_interval(secs => coalesce(cast(h.detail ->> 'delay_seconds' as float8), 0))
+    select h.id, cast(:queue_id as int), h.priority, h.attempts, h.token,
+           clock_timestamp() + make_interval(secs => coalesce(cast(h.detail ->> 'delay_seconds' as float8), 0))
       from held h
      where h.status = 'pending'
 ),
