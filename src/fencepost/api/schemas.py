@@ -32,7 +32,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     priority: Annotated[int, Meta(description="0 to 100; the higher goes first.")]
     payload: Raw
-    attempts: Annotated[int, Meta(description="Attempts started so far.")]
+    attempts: Annotated[int, Meta(description="Attempts started so far, without those that were given back.")]
     max_attempts: int
     run_at: Annotated[Moment | None, Meta(description="When it may run next; only while pending.")]
     created_at: Moment
