@@ -140,7 +140,7 @@ class Campaign:
     def _migrate(self) -> None:
         environment = dict(environments({"DATABASE_URL": self._ground.address("runner")}, source=self._source))
         subprocess.run(
-            [sys.executable, "-m", "fencepost.cli.main", "migrate"],
+            [sys.executable, "-m", "fencepost", "migrate"],
             cwd=ROOT,
             env=environment,
             check=True,

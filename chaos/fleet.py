@@ -75,7 +75,7 @@ class Member:
         """Start it, in a process group of its own."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fencepost.cli.main", *self.spec.arguments],
+                [sys.executable, "-m", "fencepost", *self.spec.arguments],
                 cwd=ROOT,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,

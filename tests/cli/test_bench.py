@@ -104,7 +104,7 @@ MAY_BE_UNKNOWN = {
 
 def bench(*words: str, url: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fencepost.cli.main", "bench", *words],
+        [sys.executable, "-m", "fencepost", "bench", *words],
         env=environment(url),
         capture_output=True,
         text=True,
@@ -236,7 +236,7 @@ def test_a_measure_that_does_not_exist_is_named(server_url: str) -> None:
 def test_an_interrupted_benchmark_leaves_nothing_behind(server_url: str) -> None:
     working = "select from pg_stat_activity where datname like 'fencepost_bench%' and backend_type = 'client backend'"
     with subprocess.Popen(
-        [sys.executable, "-m", "fencepost.cli.main", "bench", "idle", "--seconds", "300"],
+        [sys.executable, "-m", "fencepost", "bench", "idle", "--seconds", "300"],
         env=environment(server_url),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -13,7 +13,7 @@ import pytest
 
 def fencepost(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fencepost.cli.main", *words],
+        [sys.executable, "-m", "fencepost", *words],
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment},
         capture_output=True,
         text=True,

@@ -149,7 +149,7 @@ def on_a_terminal(answer: str, *words: str, **environment: str) -> int:
     ours, theirs = pty.openpty()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fencepost.cli.main", *words],
+            [sys.executable, "-m", "fencepost", *words],
             env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment},
             stdin=theirs,
             stdout=subprocess.DEVNULL,

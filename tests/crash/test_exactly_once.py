@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 120 + CRASHES
 
 def start_worker(environment: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "fencepost.cli.main", "worker", "tests.crash.bank:app", "--workers", "8"],
+        [sys.executable, "-m", "fencepost", "worker", "tests.crash.bank:app", "--workers", "8"],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.DEVNULL,

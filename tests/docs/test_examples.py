@@ -113,7 +113,7 @@ def test_load_test_of_the_readme_runs_small(service: Service) -> None:
     assert words[:2] == [".venv/bin/fencepost", "load-test"]
     small = ["100" if word == "5000" else word for word in words[1:]]
     ended = subprocess.run(
-        [sys.executable, "-m", "fencepost.cli.main", *small, "--url", service.url],
+        [sys.executable, "-m", "fencepost", *small, "--url", service.url],
         capture_output=True,
         text=True,
         timeout=60,

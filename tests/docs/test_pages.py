@@ -116,7 +116,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 )
 def test_help_has_examples_and_names_only_what_exists(command: list[str]) -> None:
     shown = subprocess.run(
-        [sys.executable, "-m", "fencepost.cli.main", *command, "--help"],
+        [sys.executable, "-m", "fencepost", *command, "--help"],
         capture_output=True,
         text=True,
         check=True,

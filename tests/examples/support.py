@@ -146,7 +146,7 @@ class Program:
 
 def worker(app: str, **more: Any) -> Program:
     """`fencepost worker` for an example, in the folder of the examples."""
-    return Program("-m", "fencepost.cli.main", "worker", app, started="no API", **more)
+    return Program("-m", "fencepost", "worker", app, started="no API", **more)
 
 
 def call(url: str, body: object = None, method: str | None = None) -> tuple[int, Any]:

@@ -22,7 +22,7 @@ def test_the_measures_go_through_it(server_url: str, mode: str) -> None:
     # In session mode each of our connections takes one: those of the producer, the worker and the API.
     with pgbouncer.running(server_url, mode, pool_size=60) as bouncer:
         ended = subprocess.run(
-            [sys.executable, "-m", "fencepost.cli.main", "bench", *kinds, *TINY],
+            [sys.executable, "-m", "fencepost", "bench", *kinds, *TINY],
             env={
                 **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
                 "DATABASE_URL": bouncer.url(server_url),

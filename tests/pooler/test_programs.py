@@ -112,7 +112,7 @@ def test_serve_listens_by_another_way(url: str, database_url: str) -> None:
 @pytest.mark.parametrize("command", [["serve"], ["worker"], ["migrate"], ["prune"], ["jobs", "list"]])
 def test_a_command_that_was_not_told_explains_itself(url: str, command: list[str]) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "fencepost.cli.main", *command],
+        [sys.executable, "-m", "fencepost", *command],
         env={"DATABASE_URL": url, "HTTP_ADDR": "127.0.0.1:0", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -127,7 +127,7 @@ def test_a_command_that_was_not_told_explains_itself(url: str, command: list[str
 def test_commands_that_were(url: str) -> None:
     for command in (["migrate"], ["migrate", "--status"], ["prune"], ["jobs", "list"]):
         ended = subprocess.run(
-            [sys.executable, "-m", "fencepost.cli.main", *command],
+            [sys.executable, "-m", "fencepost", *command],
             env={"DATABASE_URL": url, "DATABASE_POOLER": "transaction", "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,

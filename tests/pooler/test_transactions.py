@@ -242,7 +242,7 @@ async def test_a_migration_that_is_killed_strands_no_lock(empty_url: str, bounce
     await blocking.start()
     await sql.execute("create schema fencepost")
     runner = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "fencepost.cli.main", "migrate"),
+        *(sys.executable, "-m", "fencepost", "migrate"),
         env={"DATABASE_URL": bouncer.url(empty_url), "DATABASE_POOLER": "transaction", "PATH": "/usr/bin:/bin"},
     )
 

@@ -106,7 +106,7 @@ def gone(pid: int) -> bool:
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "fencepost.cli.main", *words],
+        [sys.executable, "-m", "fencepost", *words],
         env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", "HTTP_ADDR": "127.0.0.1:0", **environment},
         capture_output=True,
         text=True,

@@ -28,7 +28,7 @@ def test_a_command_starts_as_many_processes_as_the_page_says(block: str, databas
     (tmp_path / "myapp").mkdir()
     (tmp_path / "myapp" / "jobs.py").write_text(MODULE)
     script = re.sub(r"postgresql://\S+", f"'{database_url}'", block).replace(
-        "fencepost ", f"exec {sys.executable} -m fencepost.cli.main "
+        "fencepost ", f"exec {sys.executable} -m fencepost "
     )
     with subprocess.Popen(
         ["bash", "-euc", script],

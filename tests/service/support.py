@@ -38,7 +38,7 @@ class Service:
     def __init__(self, *arguments: str, **environment: str) -> None:
         inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fencepost.cli.main", self.command, *arguments],
+            [sys.executable, "-m", "fencepost", self.command, *arguments],
             env={**inherited, "HTTP_ADDR": "127.0.0.1:0", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

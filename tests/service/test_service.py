@@ -55,7 +55,7 @@ def test_embedded_data_survives_ctrl_c_and_kill(data_dir: Path) -> None:
 def test_second_service_on_the_same_data_is_told_what_to_do(data_dir: Path) -> None:
     with Service(DATA_DIR=str(data_dir)) as service:
         other = subprocess.run(
-            [sys.executable, "-m", "fencepost.cli.main", "serve"],
+            [sys.executable, "-m", "fencepost", "serve"],
             env={"PATH": "/usr/bin:/bin", "DATA_DIR": str(data_dir), "HTTP_ADDR": "127.0.0.1:0"},
             capture_output=True,
             text=True,
@@ -94,7 +94,7 @@ def test_port_in_use_is_said_in_a_sentence(database_url: str) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         ended = subprocess.run(
-            [sys.executable, "-m", "fencepost.cli.main", "serve"],
+            [sys.executable, "-m", "fencepost", "serve"],
             env={"PATH": "/usr/bin:/bin", "DATABASE_URL": database_url, "HTTP_ADDR": f"127.0.0.1:{port}"},
             capture_output=True,
             text=True,
@@ -122,7 +122,7 @@ def test_port_in_use_is_said_in_a_sentence(database_url: str) -> None:
 )
 def test_settings_that_cannot_work_stop_the_start(environment: dict[str, str], words: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "fencepost.cli.main", "serve"],
+        [sys.executable, "-m", "fencepost", "serve"],
         env={"PATH": "/usr/bin:/bin", "DATABASE_URL": "postgresql://127.0.0.1:1/none", **environment},
         capture_output=True,
         text=True,
@@ -142,7 +142,7 @@ def test_a_schema_that_is_too_new_stops_the_start_and_leaves_nothing_open(databa
         )
     for command in ("serve", "worker"):
         ended = subprocess.run(
-            [sys.executable, "-W", "always::ResourceWarning", "-m", "fencepost.cli.main", command],
+            [sys.executable, "-W", "always::ResourceWarning", "-m", "fencepost", command],
             env={"PATH": "/usr/bin:/bin", "DATABASE_URL": database_url, "HTTP_ADDR": "127.0.0.1:0"},
             capture_output=True,
             text=True,
@@ -365,7 +365,7 @@ def test_load_test_finds_nothing_wrong(database_url: str) -> None:
             [
                 sys.executable,
                 "-m",
-                "fencepost.cli.main",
+                "fencepost",
                 "load-test",
                 "--url",
                 service.url,

@@ -182,7 +182,7 @@ async def test_the_schema_is_left_alone_by_who_may_not_change_it(empty_url: str,
 
 def _fencepost(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fencepost.cli.main", *words],
+        [sys.executable, "-m", "fencepost", *words],
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment},
         capture_output=True,
         text=True,

@@ -325,6 +325,3 @@ def bench(
 
 
 main.add_command(jobs)
-
-if __name__ == "__main__":
-    main()

@@ -53,7 +53,7 @@ async def test_on_a_terminal_sentences_keep_to_its_width_and_remedies_stay_whole
     role = await ward.reader()
     await ward.execute(f"revoke pg_read_all_stats from {role}")
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "fencepost.cli.main", "doctor"]
+    command = [sys.executable, "-m", "fencepost", "doctor"]
     environment = {**os.environ, "DATABASE_URL": ward.url, "COLUMNS": "80", "NO_COLOR": "1"}
     process = await asyncio.create_subprocess_exec(
         *command, stdout=theirs, stderr=asyncio.subprocess.DEVNULL, env=environment
