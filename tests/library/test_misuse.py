@@ -19,6 +19,15 @@ def test_what_is_no_address_is_refused_when_it_is_said(dsn: Any) -> None:
         Fencepost().use(dsn)
 
 
+def test_an_address_that_cannot_be_one_is_refused_as_the_service_refuses_it() -> None:
+    with pytest.raises(InvalidSettings, match=r"^dsn must begin with postgresql:// alone"):
+        Fencepost("postgresql+asyncpg://localhost/app")
+    with pytest.raises(InvalidSettings, match=r"^what dsn returned must be an address such as"):
+        Fencepost(lambda: "sqlite:///app.db").database_url()
+    with pytest.raises(InvalidSettings, match=r"^listen_url must be an address such as"):
+        Fencepost("postgresql://localhost/app", listen_url="localhost:5432")
+
+
 def test_a_function_that_tells_no_address_is_not_passed_over(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,14 @@ def test_flags_win_over_the_environment_and_none_is_no_flag() -> None:
         ("RETAIN_CANCELLED", "101y", "is not a duration"),
         ("IDEMPOTENCY_RETENTION", "1ms", "must be 0, to keep for ever, or at least 1m"),
         ("DATABASE_CONNECTIONS", "1", "from 2 to 1,000"),
+        ("DATABASE_URL", "localhost/app", "must be an address such as postgresql://user@host:5432/name"),
+        ("DATABASE_URL", "mysql://localhost/app", "must be an address such as postgresql://"),
+        ("DATABASE_URL", "host=localhost dbname=app", "must be an address such as postgresql://"),
+        ("DATABASE_URL", "postgresql+asyncpg://localhost/app", "must begin with postgresql:// alone"),
+        ("DATABASE_URL", "postgresql://u@h:5432x/app", "isn't a port"),
+        ("DATABASE_URL", "postgresql://u@h:65536/app", "isn't a port"),
+        ("DATABASE_URL", "postgresql://u@a:1,b:x/app", "isn't a port"),
+        ("DATABASE_LISTEN_URL", "localhost:5432", "must be an address such as postgresql://"),
     ],
 )
 def test_what_cannot_be_is_refused_by_the_name_that_was_used(variable: str, text: str, reason: str) -> None:
@@ -205,6 +213,29 @@ def test_a_lease_must_outlast_the_longest_attempt_by_five_seconds(lease: str, ti
 def test_flags_are_held_to_the_same() -> None:
     with pytest.raises(InvalidSettings, match="LEASE_DURATION"):
         from_environment({}, job_timeout_seconds=600.0)
+
+
+@pytest.mark.parametrize("password", ["hunter/2", "hunter:2/x", "hunter#2", "hunter?2", "hun[ter2"])
+def test_an_address_that_a_password_breaks_is_refused_without_showing_it(password: str) -> None:
+    with pytest.raises(InvalidSettings, match=r"^DATABASE_URL: .*@ is written %40") as refused:
+        from_environment({"DATABASE_URL": f"postgresql://user:{password}@host/name"})
+    assert "hun" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgres://u:p@h:5432/d",
+        "postgresql://u:p@ss:w@h/d",
+        "postgresql:///d?host=/run/postgresql&port=5433",
+        "postgresql://u@%2Frun%2Fpostgresql/d",
+        "postgresql://[::1]:5432/d",
+        "postgresql://a:5432,b,[::1]:5433/d?target_session_attrs=read-write",
+        "postgresql://",
+    ],
+)
+def test_every_way_to_write_an_address_is_one(address: str) -> None:
+    assert from_environment({"DATABASE_URL": address}).database_url == Secret(address)
 
 
 def test_a_ceiling_below_the_base_is_refused() -> None:

@@ -8,22 +8,26 @@ from typing import Any
 from fencepost.errors import InvalidSettings
 from fencepost.settings import Secret
 from fencepost.settings.pooler import Pooler
+from fencepost.settings.reading import database_address
 
 Dsn = str | Callable[[], str]
 """An address, or what tells it when connections are opened."""
 
 
-def read_dsn(dsn: Dsn) -> str:
+def read_dsn(dsn: Dsn, name: str = "dsn") -> str:
     """
-    The address that *dsn* is, or tells.
+    The address that *dsn* is, or tells; *name* is what its giver calls it.
 
     Raises InvalidSettings for anything else: nobody's jobs must end up in another database without a word.
     """
     told: object = dsn() if callable(dsn) else dsn
     if not isinstance(told, str) or not told.strip():
-        said = "the function given as dsn returned" if callable(dsn) else "dsn is"
+        said = f"the function given as {name} returned" if callable(dsn) else f"{name} is"
         raise InvalidSettings(f"{said} {told!r}; it must be a PostgreSQL address such as postgresql://user@host/name")
-    return told
+    try:
+        return database_address(told)
+    except ValueError as error:
+        raise InvalidSettings(f"{f'what {name} returned' if callable(dsn) else name} {error}") from None
 
 
 def check_dsn(dsn: Dsn | None) -> Dsn | None:
@@ -42,5 +46,5 @@ def own_settings(schema: str | None, pooler: str | None, listen_url: str | None)
         except ValueError:
             raise InvalidSettings(f"pooler must be one of {', '.join(Pooler)}, not {pooler!r}") from None
     if listen_url is not None:
-        own["listen_url"] = Secret(read_dsn(listen_url))
+        own["listen_url"] = Secret(read_dsn(listen_url, "listen_url"))
     return own

@@ -207,13 +207,17 @@ def _tokens(source: Environment) -> tuple[Secret, ...]:
     return tuple(map(Secret, dict.fromkeys(tokens)))
 
 
+def _address(text: str) -> Secret:
+    return Secret(reading.database_address(text))
+
+
 _SECONDS = reading.duration(0.001)
 
 _VARIABLES: list[tuple[str, tuple[str, ...], Any]] = [
-    ("database_url", ("DATABASE_URL",), Secret),
+    ("database_url", ("DATABASE_URL",), _address),
     ("database_connections", ("DATABASE_CONNECTIONS",), reading.whole(2, 1000)),
     ("database_pooler", ("DATABASE_POOLER",), reading.pooler),
-    ("listen_url", ("DATABASE_LISTEN_URL",), Secret),
+    ("listen_url", ("DATABASE_LISTEN_URL",), _address),
     ("schema", ("SCHEMA",), str),
     ("data_dir", ("DATA_DIR",), Path),
     ("http_port", ("PORT",), reading.whole(0, 65535)),

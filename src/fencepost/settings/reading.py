@@ -104,3 +104,35 @@ def probe_address(text: str) -> dict[str, object]:
     """The same, for probes."""
     read = address(text)
     return {"probe_host": read["http_host"], "probe_port": read["http_port"]}
+
+
+def database_address(text: str) -> str:
+    """
+    An address of PostgreSQL, as far as it can be told without going there.
+
+    What is wrong is told without the text, parts of which may be a password.
+    """
+    scheme, separator, rest = text.partition("://")
+    name, _, driver = scheme.partition("+")
+    if not separator or name not in ("postgresql", "postgres"):
+        raise ValueError("must be an address such as postgresql://user@host:5432/name")
+    if driver:
+        raise ValueError("must begin with postgresql:// alone; the name of a driver after a + is SQLAlchemy's")
+    if not _names_hosts(re.split("[/?#]", rest, maxsplit=1)[0]):
+        raise ValueError(
+            "must be an address such as postgresql://user@host:5432/name; what comes after the host isn't a port. In a "
+            "name or password, @ is written %40, : %3A, / %2F, # %23, ? %3F, [ %5B and ] %5D"
+        )
+    return text
+
+
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:[0-9]{0,5})?")
+
+
+def _names_hosts(text: str) -> bool:
+    """Whether `name:password@host:port,host:port` is in order, as far as the driver minds."""
+    who, _, hosts = text.rpartition("@")
+    if "[" in who or "]" in who:
+        return False
+    found = [_HOST.fullmatch(host) for host in hosts.split(",")]
+    return all(host is not None and 0 < int((host[2] or ":1")[1:] or 1) <= 65535 for host in found)
