@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import pytest
 
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
-from fencepost.settings import Settings
+from fencepost.settings import Secret, Settings
 from fencepost.store.database import Database
 from fencepost.store.doctor.examination import examine
 from fencepost.store.doctor.findings import Severity
@@ -225,3 +225,32 @@ async def test_a_way_to_listen_that_leads_to_a_pooler(database_url: str) -> None
         database = Database(url, pooler=Pooler.TRANSACTION, listen_dsn=url)
         with pytest.raises(InvalidSettings, match="DATABASE_LISTEN_URL"):
             await database.connect_to_listen()
+
+
+async def test_a_way_to_listen_that_leads_elsewhere(database_url: str, empty_url: str) -> None:
+    """Another database would be listened to without a word, and nothing heard."""
+    for pooler in (Pooler.TRANSACTION, Pooler.NONE):
+        database = Database(database_url, pooler=pooler, listen_dsn=empty_url)
+        await database.open()
+        with pytest.raises(InvalidSettings, match=r"^DATABASE_LISTEN_URL leads to another database \(.+\) than"):
+            await database.connect_to_listen()
+        await database.close()
+
+
+async def test_the_doctor_looks_at_the_way_to_listen(database_url: str, empty_url: str) -> None:
+    await migrate(Database(database_url))
+    for url in (empty_url, "postgresql://127.0.0.1:1/x"):
+        found = await examine(database_url, Settings(listen_url=Secret(url)), quick=True)
+        [told] = [one for one in found.findings if one.code == "pooler.listen_url"]
+        assert told.severity is Severity.WARNING
+        assert told.what.startswith("DATABASE_LISTEN_URL")
+    found = await examine(database_url, Settings(listen_url=Secret(database_url)), quick=True)
+    assert "pooler.listen_url" not in [one.code for one in found.findings]
+
+
+async def test_a_way_to_listen_that_leads_nowhere(database_url: str) -> None:
+    database = Database(database_url, listen_dsn="postgresql://127.0.0.1:1/x")
+    await database.open()
+    with pytest.raises(DatabaseUnavailable, match=r"^DATABASE_LISTEN_URL: "):
+        await database.connect_to_listen()
+    await database.close()

@@ -7,13 +7,14 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from fencepost.domain.ids import new_id
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.database import Database
-from fencepost.store.hints import QUIET_SECONDS, Hints
+from fencepost.store.hints import MOST_QUEUES, QUIET_SECONDS, Hints
 from fencepost.store.jobs import Jobs
 from fencepost.store.listener import Listener
 from fencepost.store.migrate import prepare
@@ -142,6 +143,29 @@ async def test_what_is_owed_is_paid(database: Database) -> None:
         await hints.close()
 
 
+async def test_a_hint_for_more_queues_than_one_can_carry_is_several(
+    jobs: Jobs, queues: Queues, database: Database
+) -> None:
+    """Each queue is told of, and not the first 500 alone."""
+    names = [f"queue-{number}" for number in range(MOST_QUEUES + 120)]
+    async with listening(database) as ear:
+        await jobs.enqueue([job(queue=name) for name in names])
+        heard = await ear.hears(2)
+        told = [[int(one) for one in hint.removeprefix("due ").split(",")] for hint in heard]
+        assert [len(one) for one in told] == [MOST_QUEUES, 120]
+        assert {one for some in told for one in some} == {await queues.id_of(name) for name in names}
+
+
+async def test_what_is_owed_to_many_queues_is_paid_to_all(database: Database) -> None:
+    hints = Hints(database)
+    everywhere = set(range(1, 2 * MOST_QUEUES + 2))
+    async with listening(database) as ear:
+        hints.committed(everywhere, named=set())
+        await hints.close()
+        heard = await ear.hears(3)
+    assert {int(one) for hint in heard for one in hint.removeprefix("due ").split(",")} == everywhere
+
+
 async def test_no_hint_is_paid_before_the_commit_that_it_is_owed_for(
     database: Database, database_url: str, sql: Connection
 ) -> None:
@@ -263,18 +287,29 @@ async def test_a_listener_reconnects_and_says_so(
 
 
 @pytest.mark.slow
-async def test_a_listener_that_cannot_connect_keeps_trying(server_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_listener_that_cannot_connect_keeps_trying(
+    server_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its database isn't there yet."""
     server = await connect(server_url)
     later = f"fencepost_{uuid.uuid4().hex[:12]}"
     ear = Ear(Database(with_database(server_url, later)))
+    tries, connect_to_listen = 0, ear.listener._database.connect_to_listen
+
+    async def counted() -> Any:
+        nonlocal tries
+        tries += 1
+        return await connect_to_listen()
+
+    monkeypatch.setattr(ear.listener._database, "connect_to_listen", counted)
     task = asyncio.get_running_loop().create_task(ear.listener.run())
     try:
 
         async def has_tried_twice() -> bool:
-            return sum("polling goes on" in record.message for record in caplog.records) >= 2
+            return tries >= 2
 
         await until(has_tried_twice)
+        assert sum("polling goes on" in record.message for record in caplog.records) == 1, "not once a try"
         assert not ear.listener.is_connected
         await server.execute(f"create database {later}")
         await ear.connects(1)

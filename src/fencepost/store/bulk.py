@@ -18,14 +18,13 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
 import msgspec
 
 from fencepost.domain.job import Limits, Status
-from fencepost.errors import DatabaseUnavailable, InvalidJob, QueueNotFound
+from fencepost.errors import InvalidJob, QueueNotFound
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
 from fencepost.store.listing import SCAN_ROWS, Filter, check, find, statement_for
@@ -155,19 +154,11 @@ class Bulk:
                     await progress(msgspec.structs.replace(run.result))
             await run.return_to_locked()
         finally:
-            await self._wake(run)
+            # Workers are told once that jobs are due again.
+            self._hints.committed(run.woken, named=set())
         if progress is not None:
             await progress(msgspec.structs.replace(run.result))
         return run.result
-
-    async def _wake(self, run: _Run) -> None:
-        """Tell workers, once, that jobs are due again. Without it their poll finds them."""
-        if not run.woken:
-            return
-        with suppress(DatabaseUnavailable):
-            hint = self._hints.immediate(run.woken)
-            await self._database.fetch("notify", channel=self._database.channel, hint=hint)
-        self._hints.committed(run.woken)
 
     async def _batches(self, action: Action, which: Selection) -> AsyncIterator[list[Place]]:
         """The jobs that match, newest first, as many at a time as one statement changes."""

@@ -14,11 +14,10 @@ from typing import Any, Protocol
 
 import asyncpg
 
-from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.settings import Settings
 from fencepost.settings.pooler import Pooler
 from fencepost.store import pooling, sessions, statements
-from fencepost.store.failures import MISTAKEN, UNAVAILABLE, first_line, is_broken, prepared, translated
+from fencepost.store.failures import UNAVAILABLE, is_broken, prepared, reaching, translated
 from fencepost.store.lines import Lines
 from fencepost.store.sessions import PATIENCE_SECONDS, SESSION, Sessions, cut_off
 
@@ -172,13 +171,8 @@ class Database:
         Raises DatabaseUnavailable, and InvalidSettings for what waiting won't change: a URL
         that isn't one, a role or a database that the server doesn't know.
         """
-        try:
-            with pooling.explained(), translated():
-                await self._open()
-        except DatabaseUnavailable as error:
-            if isinstance(error.__cause__, MISTAKEN):
-                raise InvalidSettings(f"DATABASE_URL: {first_line(error.__cause__)}") from error
-            raise
+        with pooling.explained(), translated(), reaching():
+            await self._open()
 
     async def _open(self) -> None:
         pool = await asyncpg.create_pool(
@@ -216,9 +210,27 @@ class Database:
         """
         A connection for LISTEN: by the way that is meant for it, if there is one.
 
-        Raises the driver's errors, and InvalidSettings when that way keeps no sessions.
+        Raises the driver's errors, DatabaseUnavailable, and InvalidSettings when that way keeps no sessions or leads
+        elsewhere.
         """
-        return await (self.connect() if self.listen_dsn is None else sessions.connect_to_listen(self.listen_dsn))
+        if self.listen_dsn is None:
+            return await self.connect()
+        listening = await sessions.connect_to_listen(self.listen_dsn)
+        try:
+            await self._check_together(listening)
+        except BaseException:
+            listening.terminate()
+            raise
+        return listening
+
+    async def _check_together(self, listening: Any) -> None:
+        # Not one of the pool's, which may all be busy.
+        working = await self.connect()
+        try:
+            async with self.begun(working):
+                await pooling.check_together(listening, working)
+        finally:
+            working.terminate()
 
     async def close(self) -> None:
         """Close every connection; waits a moment for those in use, then cuts them. Safe to call twice."""

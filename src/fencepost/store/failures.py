@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from fencepost.errors import DatabaseUnavailable, InvalidJob, PrivilegeMissing, SchemaMismatch
+from fencepost.errors import DatabaseUnavailable, InvalidJob, InvalidSettings, PrivilegeMissing, SchemaMismatch
 
 UNAVAILABLE = (
     OSError,
@@ -35,10 +35,11 @@ UNAVAILABLE = (
 )
 """Not now: another try may do."""
 
-MISTAKEN = (
+_MISTAKEN = (
     asyncpg.exceptions.ClientConfigurationError,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
+    asyncpg.InvalidParameterValueError,
 )
 """Not ever, at the start: the address is wrong."""
 
@@ -103,6 +104,21 @@ def translated() -> Iterator[None]:
             raise
         # A row on its way to the default partition, while the partition it belongs to was being attached.
         raise DatabaseUnavailable("the database's partitions changed under this statement; try again") from error
+
+
+@contextmanager
+def reaching() -> Iterator[None]:
+    """At the start: turn what is wrong with the address, which no waiting changes, into InvalidSettings."""
+    try:
+        yield
+    except _MISTAKEN as error:
+        raise InvalidSettings(f"DATABASE_URL: {first_line(error)}") from error
+    except asyncpg.UndefinedObjectError as error:
+        # The driver passes on what it doesn't know, as a setting of the session.
+        raise InvalidSettings(
+            f"DATABASE_URL: {first_line(error)}; leave it out, since not all that libpq takes after the ? is known "
+            "here: it may be host, port, sslmode and its kin, target_session_attrs and settings of PostgreSQL's"
+        ) from error
 
 
 @contextmanager

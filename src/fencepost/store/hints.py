@@ -28,8 +28,8 @@ Hint = str | None
 
 QUIET_SECONDS = 0.005
 """The least time between two hints for one queue; so also the most that a hint can be late."""
-_MOST_QUEUES = 500
-"""Queue ids a hint may carry: a payload has to stay under 8,000 bytes."""
+MOST_QUEUES = 500
+"""Queue ids that a hint carries at the most: a payload has to stay under 8,000 bytes."""
 
 
 MOST_DONE = 200
@@ -37,8 +37,8 @@ MOST_DONE = 200
 
 
 def due_hint(queue_ids: Iterable[int]) -> Hint:
-    """Tell workers that these queues have something due; None when there are none."""
-    named = sorted(queue_ids)[:_MOST_QUEUES]
+    """Tell workers that these queues, `MOST_QUEUES` at the most, have something due; None when there are none."""
+    named = sorted(queue_ids)
     return "due " + ",".join(map(str, named)) if named else None
 
 
@@ -79,7 +79,7 @@ class Hints:
         """
         Of these queues, in which a commit is about to make jobs due, those that its hint is to name.
 
-        The others had one too recently. Theirs is owed when the commit is over, and not before:
+        The others had one too recently, or there are too many. Theirs is owed when the commit is over, and not before:
 
             one enqueue                         another                         the trailing hint
             commits, is owed one
@@ -89,11 +89,13 @@ class Hints:
         """
         now = self._clock()
         named = {queue_id for queue_id in queue_ids if now - self._sent_at.get(queue_id, -1.0) >= QUIET_SECONDS}
+        if len(named) > MOST_QUEUES:
+            named = set(sorted(named)[:MOST_QUEUES])
         self._sent_at.update(dict.fromkeys(named, now))
         return named
 
     def immediate(self, queue_ids: set[int]) -> Hint:
-        """A hint for these queues, whatever was sent before."""
+        """A hint for these queues, `MOST_QUEUES` at the most, whatever was sent before."""
         self._sent_at.update(dict.fromkeys(queue_ids, self._clock()))
         return due_hint(queue_ids)
 
@@ -145,7 +147,10 @@ class Hints:
     async def _send(self) -> None:
         owed, self._owed = self._owed, set()
         try:
-            await self._database.fetch("notify", channel=self._database.channel, hint=self.immediate(owed))
+            while owed:
+                named = set(sorted(owed)[:MOST_QUEUES])
+                await self._database.fetch("notify", channel=self._database.channel, hint=self.immediate(named))
+                owed -= named
         except DatabaseUnavailable:
             # The workers' poll finds the jobs.
             return

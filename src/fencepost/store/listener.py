@@ -58,14 +58,17 @@ class Listener:
             )
             self._pulse.rest()
             await asyncio.Event().wait()
-        failures = 0
+        failures, told = 0, ""
         while True:
             began = time.monotonic()
             try:
                 await self._listen()
             except (DatabaseUnavailable, InvalidSettings) as error:
                 self._pulse.failed(error)
-                log.warning("not listening for hints; polling goes on", extra={"reason": str(error)})
+                if self.is_connected or str(error) != told:
+                    # Once, however many tries it takes.
+                    told = str(error)
+                    log.warning("not listening for hints; polling goes on", extra={"reason": told})
             except Exception as error:
                 self._pulse.failed(error)
                 log.exception("fault while listening for hints; polling goes on")

@@ -24,7 +24,7 @@ import msgspec
 from fencepost.errors import DatabaseUnavailable, FencepostError, PrivilegeMissing, SchemaMismatch
 from fencepost.store import pooling
 from fencepost.store.database import Database
-from fencepost.store.failures import first_line, translated
+from fencepost.store.failures import first_line, reaching, translated
 from fencepost.store.statements import qualify, quote_schema
 
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
@@ -202,7 +202,8 @@ def check(known: list[Step], found: list[Applied]) -> None:
 
 
 async def _connect(database: Database) -> Any:
-    return await database.connect(_SESSION, command_timeout=None)
+    with reaching():
+        return await database.connect(_SESSION, command_timeout=None)
 
 
 async def _migrate(database: Database, connection: Any) -> list[Step]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -30,6 +31,7 @@ __all__ = [
     "check_direct",
     "check_listening",
     "check_session",
+    "check_together",
     "corrections",
     "detect",
     "explained",
@@ -113,6 +115,12 @@ async def detect(dsn: str) -> Pooler:
             connection.terminate()
 
 
+KEEPS_NO_SESSION = (
+    "DATABASE_LISTEN_URL leads to a pooler that changes connections between transactions, where notifications "
+    "get lost; give the address of PostgreSQL itself, or leave it out"
+)
+
+
 async def check_direct(dsn: str, connection: Any, settings: Mapping[str, str]) -> None:
     """
     Raise InvalidSettings when *connection*, which was to start with *settings*, leads to a pooler.
@@ -143,9 +151,16 @@ async def check_session(dsn: str, connection: Any) -> None:
 async def check_listening(dsn: str, connection: Any) -> None:
     """Raise InvalidSettings when *connection*, made through *dsn* to listen, isn't one session: it may hear nothing."""
     if await _behind(dsn, connection) is Pooler.TRANSACTION:
+        raise InvalidSettings(KEEPS_NO_SESSION)
+
+
+async def check_together(listening: Any, working: Any) -> None:
+    """Raise InvalidSettings when the one connection hears nothing of the other: they are of two databases."""
+    heard, told = await _place(listening), await _place(working)
+    if heard != told:
         raise InvalidSettings(
-            "DATABASE_LISTEN_URL leads to a pooler that changes connections between transactions, where notifications "
-            "get lost; give the address of PostgreSQL itself, or leave it out"
+            f"DATABASE_LISTEN_URL leads to another database ({heard[0]}) than DATABASE_URL ({told[0]}), or to another "
+            "server, where none of our hints are heard; give another address of the same one, or leave it out"
         )
 
 
@@ -200,6 +215,14 @@ async def _behind(dsn: str, connection: Any) -> Pooler:
 async def _process(connection: Any) -> int:
     """The server's process behind the connection, at this moment."""
     return int(await connection.fetchval("select pg_catalog.pg_backend_pid()"))
+
+
+async def _place(connection: Any) -> tuple[str, datetime]:
+    """The database that it leads to, and what tells its server from others."""
+    name, started_at = await connection.fetchrow(
+        "select pg_catalog.current_database(), pg_catalog.pg_postmaster_start_time()"
+    )
+    return name, started_at
 
 
 async def _compared(connection: Any, settings: Mapping[str, str]) -> tuple[int, list[str]]:

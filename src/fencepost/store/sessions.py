@@ -14,9 +14,10 @@ from typing import Any
 
 import asyncpg
 
+from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.settings.pooler import Pooler
 from fencepost.store import pooling, statements
-from fencepost.store.failures import UNAVAILABLE, is_broken
+from fencepost.store.failures import LEFT_BEHIND, UNAVAILABLE, first_line, is_broken
 
 STATEMENT_SECONDS = 30.0
 PATIENCE_SECONDS = STATEMENT_SECONDS + 5
@@ -160,14 +161,19 @@ async def connect_to_listen(dsn: str) -> Any:
     """
     A connection for LISTEN through *dsn*, which may lead to anything that keeps a session for each client.
 
-    Raises the driver's errors, and InvalidSettings when it keeps none.
+    Raises InvalidSettings when it keeps none, and DatabaseUnavailable.
     """
-    connection = await Sessions(dsn, SESSION, Pooler.SESSION).connect()
     try:
-        await pooling.check_listening(dsn, connection)
-    except BaseException:
-        connection.terminate()
-        raise
+        connection = await Sessions(dsn, SESSION, Pooler.SESSION).connect()
+        try:
+            await pooling.check_listening(dsn, connection)
+        except BaseException:
+            connection.terminate()
+            raise
+    except LEFT_BEHIND as error:
+        raise InvalidSettings(pooling.KEEPS_NO_SESSION) from error
+    except UNAVAILABLE as error:
+        raise DatabaseUnavailable(f"DATABASE_LISTEN_URL: {first_line(error)}") from error
     return connection
 
 

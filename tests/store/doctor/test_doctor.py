@@ -155,6 +155,14 @@ STATES: dict[str, Spoil] = {
     "partitions.lost": sql(
         "insert into fencepost.partitions (starts_at, ends_at) values ('2020-01-06 00:00+00', '2020-01-09 00:00+00')"
     ),
+    "partitions.unattached": sql(
+        "do $$ begin execute 'alter table fencepost.attempts detach partition fencepost.' || "
+        "(select min(relname) from pg_class where relname ~ '^attempts_[0-9]' and relkind = 'r'); end $$"
+    ),
+    "doctor.failed": sql(
+        "alter table fencepost.job_types rename to told; create view fencepost.job_types as "
+        "select t.* from fencepost.told t where 1 / (select count(*) - count(*) from fencepost.told) > 0"
+    ),
     "partitions.detached": sql("create table fencepost.jobs_20200106t0000 (like fencepost.jobs)"),
     "partitions.unlisted": sql(
         "create table fencepost.attempts_20200106t0000 partition of fencepost.attempts for values "

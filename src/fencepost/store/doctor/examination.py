@@ -129,5 +129,14 @@ async def _ask(check: Check, patient: Patient) -> list[Finding]:
                 "compare it with `fencepost migrate --print`",
             )
         ]
+    except asyncpg.PostgresError as refused:
+        # One table that can't be read, or a value that nobody expected there, must not hide what the others say.
+        return [
+            error(
+                "doctor.failed",
+                f"{check.name} couldn't be looked at: {first_line(refused)}",
+                "if PostgreSQL speaks of a file or a page, look for damage (pg_amcheck); else please report it",
+            )
+        ]
     findings, fine = answer if isinstance(answer, tuple) else (answer, check.fine)
     return findings or [ok(check.name, fine)]

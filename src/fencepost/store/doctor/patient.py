@@ -8,12 +8,11 @@ from typing import Any
 
 import asyncpg
 
-from fencepost.errors import InvalidSettings
 from fencepost.settings import Settings
 from fencepost.store import pooling, statements
 from fencepost.store.database import Row
 from fencepost.store.doctor.findings import Limits
-from fencepost.store.failures import MISTAKEN, first_line, translated
+from fencepost.store.failures import reaching, translated
 
 STATEMENT_SECONDS = 15.0
 """What a check's statement may take. The audit's have what is left of its own time."""
@@ -73,10 +72,8 @@ async def admitted(dsn: str, settings: Settings, limits: Limits) -> AsyncIterato
     Raises DatabaseUnavailable, and InvalidSettings for an address that can't be one.
     """
     with translated():
-        try:
+        with reaching():
             connection = await asyncpg.connect(dsn, **_OPTIONS)
-        except MISTAKEN as error:
-            raise InvalidSettings(f"DATABASE_URL: {first_line(error)}") from error
         try:
             await connection.execute(pooling.opening(_SESSION, snapshot=True))
             yield Patient(connection, dsn, settings, limits)

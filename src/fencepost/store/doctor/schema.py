@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from fencepost.store import grants
+from fencepost.store.database import Row
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
 from fencepost.store.doctor.patient import Patient
 from fencepost.store.grants import Purpose
@@ -110,8 +111,11 @@ async def partitions(patient: Patient) -> list[Finding]:
     """Whether every time has its partitions, and every partition its place."""
     found = []
     problems: dict[str, list[str]] = {}
-    for row in await patient.fetch("partitions", schema=patient.schema):
+    rows = await patient.fetch("partitions", schema=patient.schema)
+    for row in rows:
         problems.setdefault(row["problem"], []).append(row["name"])
+    if "unattached" in problems:
+        found.append(_unattached([row for row in rows if row["problem"] == "unattached"], patient.schema))
     if "lost" in problems:
         found.append(
             error(
@@ -138,6 +142,19 @@ async def partitions(patient: Patient) -> list[Finding]:
             )
         )
     return found + await _ahead(patient) + await _defaults(patient)
+
+
+def _unattached(rows: list[Row], schema: str) -> Finding:
+    """Live jobs may be in there, so it is never to be dropped."""
+    first, quoted = rows[0], quote_schema(schema)
+    return error(
+        "partitions.unattached",
+        f"detached, and still on the list of ranges: {named(row['name'] for row in rows)}. Jobs in them are there, but "
+        "nothing runs, shows or ends them",
+        f"alter table {quoted}.{first['parent']} attach partition {quoted}.{first['name']} for values from "
+        f"('{first['low']}') to ('{first['high']}'); and so on. If rows of that time are in {first['parent']}_default, "
+        "move them into it first",
+    )
 
 
 async def _ahead(patient: Patient) -> list[Finding]:

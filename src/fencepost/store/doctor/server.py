@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 
-from fencepost.errors import InvalidSettings
+from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.settings import CONNECTIONS_OF_A_WORKER
 from fencepost.store import pooling
 from fencepost.store.database import Database, Row
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
 from fencepost.store.doctor.patient import Patient
+from fencepost.store.failures import translated
 from fencepost.store.grants import quote_role
 from fencepost.store.migrate import LOWEST_SERVER
 from fencepost.store.pooling import Pooler
@@ -161,6 +162,9 @@ async def pooler(patient: Patient) -> list[Finding]:
                 f"set DATABASE_POOLER={found}",
             )
         ]
+    unheard = await _unheard(patient)
+    if unheard is not None:
+        return [warning("pooler.listen_url", unheard, "correct DATABASE_LISTEN_URL; until then polling finds new jobs")]
     if found is Pooler.TRANSACTION and patient.settings.listen_url is None:
         return [
             warning(
@@ -170,6 +174,19 @@ async def pooler(patient: Patient) -> list[Finding]:
             )
         ]
     return []
+
+
+async def _unheard(patient: Patient) -> str | None:
+    """Why nothing is heard by way of DATABASE_LISTEN_URL, if it is set."""
+    if patient.settings.listen_url is None:
+        return None
+    try:
+        with translated():
+            connection = await Database.of(patient.settings, patient.dsn).connect_to_listen()
+    except (InvalidSettings, DatabaseUnavailable) as error:
+        return str(error)
+    connection.terminate()
+    return None
 
 
 async def _works_as_none(patient: Patient) -> bool:

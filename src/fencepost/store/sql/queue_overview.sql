@@ -3,7 +3,9 @@
 -- Counts stop at :count_limit, so that a backlog of millions costs no more than one of that size.
 -- Indexes: pending_lane and leases_expiry, index-only where vacuum has been. Locks: none.
 select q.name, q.paused_at, q.created_at, d.depth, f.in_flight,
-       extract(epoch from clock_timestamp() - o.run_at)::float8 as oldest_due_seconds
+       -- A time that was written by hand may be -infinity, from which nothing can be subtracted.
+       extract(epoch from clock_timestamp() - greatest(o.run_at, timestamptz '0001-01-01 00:00+00'))::float8
+           as oldest_due_seconds
   from fencepost.queues q
  cross join lateral (
     select count(*) as depth

@@ -6,12 +6,17 @@
 --   out that it saw and did not take; then a row a job.
 -- Index: leases_expiry from :after on, then the primary key. Locks: the leases taken; those being settled right now
 --   are skipped, so a settlement that got here first wins.
+--
+-- A lease whose job isn't there (a partition of jobs was detached, or its row deleted by hand) is passed over: thousands
+-- of them must not fill every sweep. `fencepost doctor` tells of them.
 with expired as materialized (
     select l.*
       from fencepost.leases l
      where l.queue_id = cast(:queue_id as int)
        and l.locked_until >= coalesce(cast(:after as timestamptz), timestamptz '-infinity')
        and l.locked_until <= now()
+       -- One look a lease, whatever the planner thinks of a join.
+       and (select true from fencepost.jobs j where j.id = l.id and j.queue_id = l.queue_id limit 1)
      order by l.locked_until
      limit cast(:max_rows as int) offset cast(:spared as int)
        for update skip locked
