@@ -96,3 +96,51 @@ async def test_a_time_beyond_what_python_has_never_keeps_a_page_from_being_read(
     found = await jobs.get(usual.id)
     assert found is not None
     assert found.expires_at is None
+
+
+async def test_jobs_that_are_not_there_are_told_of_and_keep_no_others_from_being_run(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore, sql: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = job()
+    await jobs.enqueue([job(), gone, job()])
+    await sql.execute("delete from fencepost.jobs where id = $1", gone.id)
+    assert len(await claim(worker_store, await queues.id_of("default"), slots=5)) == 2
+    [told] = [record for record in caplog.records if "aren't in the table jobs" in record.message]
+    assert (told.__dict__["count"], told.__dict__["job_id"]) == (1, str(gone.id))
+
+
+async def test_leases_without_jobs_never_keep_others_from_being_taken_back(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore, sql: Connection
+) -> None:
+    """More of them than a sweep takes, all of one moment: a sweep that took them would never get past them."""
+    await jobs.enqueue([job()])
+    queue_id = await queues.id_of("default")
+    [lease] = await claim(worker_store, queue_id)
+    await sql.execute(
+        "insert into fencepost.leases (id, queue_id, priority, attempt, token, worker_id, started_at, locked_until) "
+        "select gen_random_uuid(), l.queue_id, 0, 1, 1, l.worker_id, now() - interval '1 h', now() - interval '5 min' "
+        "from fencepost.leases l, generate_series(1, 30)"
+    )
+    await sql.execute(
+        "update fencepost.leases set started_at = now() - interval '1 h', locked_until = now() - interval '1 min' "
+        "where id = $1",
+        lease.id,
+    )
+    after = None
+    for _ in range(3):
+        recovery = await worker_store.recover(queue_id, after=after, max_rows=10)
+        after = recovery.last_locked_until or recovery.seen_at
+        if recovery.jobs:
+            break
+    assert [job_id for job_id, _, _ in recovery.jobs] == [lease.id]
+
+
+@pytest.mark.parametrize("run_at", ["-infinity", "0044-03-15 BC"])
+async def test_a_due_time_before_all_others_never_keeps_the_queues_from_being_shown(
+    jobs: Jobs, queues: Queues, sql: Connection, run_at: str
+) -> None:
+    await jobs.enqueue([job()])
+    await sql.execute(f"update fencepost.pending set run_at = '{run_at}'")
+    state = await queues.state("default")
+    assert state.oldest_due_seconds is not None
+    assert state.oldest_due_seconds > 2000 * 365 * 86400

@@ -106,11 +106,13 @@ def read_claim(rows: Sequence[Row], queue_id: int, queue: str, *, aging_seconds:
     """Read the rows of `claim.sql`: those of lanes have no id."""
     heads = [row for row in rows if row["id"] is None]
     definitions = {row["id"]: row for row in rows if row["id"] is not None}
-    leases = []
+    leases: list[Lease] = []
+    gone: list[UUID] = []
     for job_id, attempt, token in _in_order(heads, aging_seconds):
         job = definitions.get(job_id)
         if job is None:
-            # Somebody deleted it by hand. One such job must not keep the others from being run.
+            # Somebody deleted it by hand, or detached its partition. It must not keep the others from being run.
+            gone.append(job_id)
             continue
         leases.append(
             Lease(
@@ -128,6 +130,11 @@ def read_claim(rows: Sequence[Row], queue_id: int, queue: str, *, aging_seconds:
         )
         if job["snapshot"] is not None:
             leases[-1] = _with_more(leases[-1], job["snapshot"])
+    if gone:
+        log.error(
+            "jobs were claimed that aren't in the table jobs; `fencepost doctor` says why",
+            extra={"queue": queue, "count": len(gone), "job_id": str(gone[0])},
+        )
     if not heads:
         return Claim(leases=leases, lanes=[], snapshot=None, seen_at=None)
     return Claim(
