@@ -193,6 +193,30 @@ def test_a_pid_file_that_names_another_process_is_stale(
         process.wait()
 
 
+@pytest.mark.parametrize("text", ["", "\n", "garbage\n/nowhere\n"])
+def test_a_pid_file_that_names_nobody_keeps_nothing_from_starting(server: EmbeddedPostgres, text: str) -> None:
+    """As a power cut leaves it, or a disk that was full."""
+    server.start()
+    note = remember(server)
+    server.stop()
+    (server.data_dir / "postgres" / "postmaster.pid").write_text(text)
+    server.start()
+    assert remembers(server, note)
+
+
+def test_a_pid_file_that_names_nobody_stays_while_somebody_works_there(server: EmbeddedPostgres) -> None:
+    server.start()
+    data = server.data_dir / "postgres"
+    server.stop()
+    pid_file = data / "postmaster.pid"
+    pid_file.write_text("")
+    with subprocess.Popen(["/bin/sleep", "60"], cwd=data) as somebody:
+        with pytest.raises(EmbeddedError, match=r"postmaster\.pid"):
+            server.start()
+        somebody.kill()
+    server.start()
+
+
 def _identity(server: EmbeddedPostgres) -> Identity:
     return choose_identity(data=server.data_dir / "postgres", folder=server.data_dir, probe=lambda _: None)
 

@@ -162,8 +162,11 @@ def end_leftover(data: Path) -> int | None:
     The caller holds the data directory's lock, so the server has no owner.
     """
     seen = PidFile.read(data)
-    if seen is None or not runs_on(seen.pid, data):
-        return seen.pid if seen else None
+    if seen is None:
+        _remove_unreadable_pid_file(data)
+        return None
+    if not runs_on(seen.pid, data):
+        return seen.pid
     if seen.socket_folder and not Path(seen.socket_folder).name.startswith(SOCKET_FOLDER_PREFIX):
         raise EmbeddedError(
             f"A PostgreSQL server that fencepost didn't start, process {seen.pid}, is using {data}. "
@@ -179,6 +182,22 @@ def end_leftover(data: Path) -> int | None:
                 return left.pid if left else None
             time.sleep(0.02)
     raise EmbeddedError(f"An earlier PostgreSQL server on {data}, process {seen.pid}, doesn't stop. End it by hand.")
+
+
+def _remove_unreadable_pid_file(data: Path) -> None:
+    """
+    Remove a pid file that names nobody, when no process of a server is left on *data*: all of them work in that folder.
+
+    A machine that lost its power, or a disk that was full, may leave an empty one, and PostgreSQL refuses to start
+    beside it for ever. Where processes can't be listed it is left, with PostgreSQL's own words.
+    """
+    if not Path("/proc/self/cwd").exists():
+        return
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "cwd").samefile(data):
+                return
+    (data / "postmaster.pid").unlink(missing_ok=True)
 
 
 def runs_on(pid: int, data: Path) -> bool:
