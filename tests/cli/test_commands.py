@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import asyncpg
 import pytest
+
+from tests.patience import limit
 
 
 def fencepost(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -103,6 +108,64 @@ def test_load_test_without_a_service_says_so() -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_load_test_looks_where_the_service_would_be() -> None:
+    ended = fencepost("load-test", "--jobs", "1", "--patience", "100ms", PORT="1")
+    assert ended.returncode == 6
+    assert "http://127.0.0.1:1 can't be reached" in ended.stderr
+
+
+@pytest.mark.parametrize("words", [["jobs", "list"], ["prune", "--dry-run"], ["grant", "nobody", "--to", "reader"]])
+def test_a_schema_that_is_not_there_is_not_called_old(empty_url: str, words: list[str]) -> None:
+    ended = fencepost(*words, DATABASE_URL=empty_url, SCHEMA="nope")
+    assert ended.returncode == 4
+    assert "there is no schema 'nope' of fencepost's in this database" in ended.stderr
+
+
+@pytest.mark.parametrize("words", [["migrate", "--status"], ["jobs", "list"], ["doctor"], ["prune"]])
+@pytest.mark.parametrize("parameter", ["connect_timeout=10", "channel_binding=require", "work_mem=plenty"])
+def test_a_parameter_of_the_address_that_is_not_known_is_named(
+    empty_url: str, words: list[str], parameter: str
+) -> None:
+    url = f"{empty_url}{'&' if '?' in empty_url else '?'}{parameter}"
+    ended = fencepost(*words, DATABASE_URL=url)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("fencepost: DATABASE_URL: ")
+    assert parameter.partition("=")[0] in ended.stderr
+
+
+def test_ctrl_c_has_the_exit_code_that_shells_give_it() -> None:
+    """Not 1, with which doctor and load-test say that something is wrong."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(limit(20))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with subprocess.Popen(
+            [sys.executable, "-m", "fencepost", "load-test", "--url", url, "--jobs", "1"],
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            connection, _ = silent.accept()
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=limit(20))
+            connection.close()
+    assert process.returncode == 130
+    assert said.strip().endswith("fencepost: interrupted")
+
+
+def test_a_pipe_that_is_closed_is_no_failure_of_ours() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [sys.executable, "-m", "fencepost", "migrate", "--print"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -112,7 +175,9 @@ def test_load_test_without_a_service_says_so() -> None:
         (["load-test", "--token-file", "/nowhere"], "--token-file"),
         (["load-test", "--url", "localhost:8080"], "http://"),
         (["serve", "nowhere:app"], "nowhere:app"),
-        (["serve", "os:path"], "not a Fencepost"),
+        (["serve", "os:path"], "os:path is no Fencepost but of type module"),
+        (["serve", ":app"], "':app' names no module"),
+        (["worker", ".jobs:app"], "'.jobs:app' names no module"),
         (["serve", "--workers", "-1"], "--workers"),
         (["sevre"], "sevre"),
     ],

@@ -44,7 +44,7 @@ def test_pause_grows_up_to_its_cap() -> None:
     [
         (["serve", "nowhere:app", "--processes", "2"], "nowhere:app"),
         (["worker", "nowhere:app", "--processes", "2"], "nowhere:app"),
-        (["worker", "os:path"], "not a Fencepost"),
+        (["worker", "os:path"], "os:path is no Fencepost but of type module"),
         (["worker", "--processes", "-1"], "--processes"),
         (["worker", "--workers", "0"], "--workers"),
     ],

@@ -539,7 +539,7 @@ async def test_who_can_not_be_granted_anything(sql: Connection, database: Databa
         await grants.apply(database, "nobody", {WORKER})
     with pytest.raises(InvalidSettings, match="may do everything already"):
         await grants.apply(database, await sql.fetchval("select current_user"), {WORKER})
-    with pytest.raises(SchemaMismatch, match="run `fencepost migrate` first"):
+    with pytest.raises(SchemaMismatch, match="there is no schema 'fencepost' of fencepost's"):
         await grants.apply(Database(empty_url), "nobody", {WORKER})
     with pytest.raises(InvalidSettings, match="ROLE must be"):
         grants.statements("", {WORKER}, "fencepost")

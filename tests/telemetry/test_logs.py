@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -229,3 +231,17 @@ def test_a_pipe_that_is_not_utf8_loses_nothing() -> None:
     log.info("größer", extra={"value": "値"})
     stream.flush()
     assert b"gr\\xf6\\xdfer" in raw.getvalue()
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_log_that_nobody_reads_any_more_is_no_trace_a_line(
+    log_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    unread = os.fdopen(write, "w", encoding="utf-8")
+    configure(Settings(log_format=log_format), unread)
+    log.info("hello")
+    assert capsys.readouterr().err == ""
+    with suppress(BrokenPipeError):
+        unread.close()

@@ -59,16 +59,20 @@ def settings_with(app: Fencepost, settings: Settings) -> Settings:
 
 def _import_app(name: str) -> Fencepost:
     module_name, _, attribute = name.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise InvalidSettings(f"{name!r} names no module; name it as module:attribute")
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module_name), attribute or "app")
     except (ImportError, AttributeError) as error:
-        raise InvalidSettings(f"{name} can't be imported ({error}); name it as module:attribute") from error
+        raise InvalidSettings(
+            f"{name} can't be imported ({error}); name it as module:attribute, from the folder it is in"
+        ) from error
     except SystemExit as error:
         # With its 0 this would end as if all had gone well, and whoever restarts what fails would not.
         raise InvalidSettings(f"{name} can't be imported: the module ends the program (exit {error})") from error
     if not isinstance(found, Fencepost):
-        raise InvalidSettings(f"{name} is a {type(found).__name__}, not a Fencepost")
+        raise InvalidSettings(f"{name} is no Fencepost but of type {type(found).__name__}")
     return found
 
 

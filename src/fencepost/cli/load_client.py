@@ -7,7 +7,7 @@ import time
 
 import httpcore2
 
-from fencepost.errors import FencepostError
+from fencepost.errors import FencepostError, InvalidSettings
 
 
 class Unreachable(FencepostError):
@@ -57,12 +57,20 @@ class Client:
                     return bytes(answer.content)
                 if answer.status == 404:
                     return None
+                if answer.status == 401:
+                    raise InvalidSettings(f"{self._url} wants an API token: set API_TOKENS, or give --token-file")
                 if answer.status != 503:
-                    raise FencepostError(f"{method} {path} was answered {answer.status}: {answer.content[:300]!r}")
+                    raise FencepostError(f"{method} {path} was answered {answer.status}: {_text(answer.content)}")
                 reason = "it answers 503"
             except (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError) as error:
                 reason = str(error) or type(error).__name__
             if time.monotonic() > deadline:
-                raise Unreachable(f"{self._url} can't be reached ({reason}); is `fencepost serve` running there?")
+                raise Unreachable(
+                    f"{self._url} can't be reached ({reason}); does `fencepost serve` run there? Else give --url"
+                )
             self.repeated += 1
             await asyncio.sleep(0.1)
+
+
+def _text(body: bytes) -> str:
+    return body[:300].decode(errors="replace").strip()

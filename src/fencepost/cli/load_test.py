@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 def load_test(
     *,
-    url: str,
+    url: str | None,
     jobs: int,
     clients: int,
     fail_rate: float,
@@ -49,6 +49,8 @@ def load_test(
         wait_seconds, patience_seconds = parse_duration(wait), parse_duration(patience)
     except ValueError as error:
         raise InvalidSettings(str(error)) from None
+    if url is None:
+        url = f"http://127.0.0.1:{from_environment().http_port}"
     if not url.startswith(("http://", "https://")):
         raise InvalidSettings(f"--url must begin with http:// or https://, not {url[:60]!r}")
     token = _token(token_file)

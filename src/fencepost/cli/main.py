@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,17 @@ class _Commands(click.Group):
                 err=True,
             )
             ctx.exit(1)
+        except KeyboardInterrupt:
+            click.echo("\nfencepost: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+        except BrokenPipeError:
+            # Whoever read has enough (`| head`). What is still buffered would fail once more at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(UNREAD)
 
+
+INTERRUPTED, UNREAD = 130, 141
+"""Exit codes after Ctrl-C, and after a pipe was closed: as a shell has them for SIGINT and SIGPIPE (128 + number)."""
 
 _SERVER_MODULES = {
     "uvicorn",
@@ -234,7 +245,7 @@ def grant(role: str, purposes: tuple[str, ...], revoke: bool, print_only: bool, 
 
 
 @main.command("load-test")
-@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="A running service.")
+@click.option("--url", help="A running service.  [default: this machine, at the port of HTTP_ADDR or PORT, or 8080]")
 @click.option("--jobs", type=click.IntRange(1, 10_000_000), default=1000, show_default=True, help="How many to submit.")
 @click.option("--clients", type=click.IntRange(1, 1000), default=32, show_default=True, help="Concurrent clients.")
 @click.option(

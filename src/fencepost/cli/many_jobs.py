@@ -19,7 +19,7 @@ from fencepost.domain.job import Job, Status
 from fencepost.domain.requests import parse_moment
 from fencepost.embedded import default_data_dir
 from fencepost.embedded.running import find_running
-from fencepost.errors import InvalidJob, SchemaMismatch
+from fencepost.errors import InvalidJob
 from fencepost.settings import from_environment
 from fencepost.store import migrate as migrations
 from fencepost.store.bulk import Action, Bulk, Result, Selection
@@ -159,11 +159,7 @@ async def _database(schema: str | None) -> AsyncIterator[tuple[Database, Hints]]
     else:
         dsn, _ = find_running(settings.data_dir or default_data_dir())
     database = Database.of(settings, dsn, connections=2)
-    applied = await migrations.applied(database)
-    known = migrations.steps()
-    migrations.check(known, applied)
-    if {step.number for step in known} - {step.number for step in applied}:
-        raise SchemaMismatch("the schema isn't up to date; run `fencepost migrate` first")
+    await migrations.require_current(database)
     await database.open()
     hints = Hints(database)
     try:
@@ -201,7 +197,11 @@ def _moment(text: str | None, name: str) -> datetime | None:
     try:
         return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
     except ValueError:
+        pass
+    try:
         return parse_moment(text, field=f"--{name}")
+    except InvalidJob as error:
+        raise InvalidJob(f"{error.message}; or how long ago, such as 2h", field=f"--{name}") from None
 
 
 def _duration(text: str) -> float:

@@ -8,7 +8,7 @@ from uuid import UUID
 import click
 
 from fencepost.cli.output import progress
-from fencepost.errors import InvalidSettings, SchemaMismatch
+from fencepost.errors import InvalidSettings
 from fencepost.settings import from_environment
 from fencepost.store import migrate as migrations
 from fencepost.store.database import Database
@@ -32,21 +32,13 @@ def prune(*, dry_run: bool, schema: str | None) -> int:
 
 
 async def _prune(database: Database, keep: Keep, *, dry_run: bool) -> int:
-    await _check_schema(database)
+    await migrations.require_current(database)
     await database.open()
     try:
         retention = Retention(database, keep)
         return await (_count(retention) if dry_run else _remove(retention))
     finally:
         await database.close()
-
-
-async def _check_schema(database: Database) -> None:
-    applied = await migrations.applied(database)
-    known = migrations.steps()
-    migrations.check(known, applied)
-    if {step.number for step in known} - {step.number for step in applied}:
-        raise SchemaMismatch("the schema isn't up to date; run `fencepost migrate` first")
 
 
 async def _remove(retention: Retention) -> int:

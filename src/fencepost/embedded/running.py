@@ -32,8 +32,8 @@ def find_running(data_dir: Path) -> tuple[str, int]:
             return owner[0], owner[1]
         if time.monotonic() > (gone_at if owner is None else ready_by):
             raise EmbeddedError(
-                f"No process runs the private PostgreSQL in {data_dir}, and a worker alone doesn't start it, because "
-                "nothing could hand in jobs. Set DATABASE_URL to your PostgreSQL, or start `fencepost serve` first."
+                f"No process runs the private PostgreSQL in {data_dir}. Start `fencepost serve` first; or set DATA_DIR "
+                "to the folder of one that runs, which it printed at its start, or DATABASE_URL to your PostgreSQL."
             )
         time.sleep(0.05)
 

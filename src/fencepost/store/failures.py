@@ -78,7 +78,8 @@ def translated() -> Iterator[None]:
     except asyncpg.InsufficientPrivilegeError as error:
         raise PrivilegeMissing(
             f"the role that fencepost connects as may not do this ({first_line(error)}); have the owner of the schema "
-            "run `fencepost grant ROLE --to worker` (or reader, or producer: docs/how-to/roles.md)"
+            "run `fencepost grant ROLE --to …`, with all that the role is for: producer, worker, reader "
+            "(docs/how-to/roles.md)"
         ) from error
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"the database is not available: {first_line(error)}") from error

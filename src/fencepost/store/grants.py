@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from fencepost.errors import InvalidSettings, PrivilegeMissing, SchemaMismatch
+from fencepost.errors import InvalidSettings, PrivilegeMissing
 from fencepost.store import migrate
 from fencepost.store.database import Database
 from fencepost.store.statements import quote_schema
@@ -164,11 +164,7 @@ async def apply(database: Database, role: str, purposes: Collection[Purpose]) ->
     Raises SchemaMismatch when a step is missing, InvalidSettings for a role that there isn't or that needs no
     grants, and PrivilegeMissing when we are not the owner.
     """
-    found = await migrate.applied(database)
-    known = migrate.steps()
-    migrate.check(known, found)
-    if {step.number for step in known} - {step.number for step in found}:
-        raise SchemaMismatch("the schema isn't up to date; run `fencepost migrate` first")
+    await migrate.require_current(database)
     async with database.transaction() as transaction:
         [state] = await transaction.fetch("grantee", role=role, schema=database.schema)
         if state["role_exists"] is False:

@@ -135,6 +135,20 @@ async def applied(database: Database) -> list[Applied]:
             await connection.close()
 
 
+async def require_current(database: Database) -> None:
+    """Raise SchemaMismatch when the database's schema isn't there, lacks a step, or is too new for this code."""
+    found = await applied(database)
+    known = steps()
+    check(known, found)
+    if not found:
+        raise SchemaMismatch(
+            f"there is no schema {database.schema!r} of fencepost's in this database; if SCHEMA and the address are "
+            "right, make it with `fencepost migrate`"
+        )
+    if _missing(known, found):
+        raise SchemaMismatch(f"the schema {database.schema!r} isn't up to date; run `fencepost migrate` first")
+
+
 async def migrate(database: Database) -> list[Step]:
     """
     Apply what is missing and return it. Safe to run from any number of processes at once.

@@ -110,6 +110,11 @@ class _Lines(logging.StreamHandler[TextIO]):
             self.handleError(record)
         return None
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        # Whoever read the log has closed it: nobody is left to tell, least of all with a trace for each line.
+        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            super().handleError(record)
+
 
 class _TextFormatter(structlog.stdlib.ProcessorFormatter):
     def format(self, record: logging.LogRecord) -> str:

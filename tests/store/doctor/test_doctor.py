@@ -19,7 +19,7 @@ from chaos.world.places import make_folder
 from fencepost.domain.ids import new_id
 from fencepost.embedded import EmbeddedPostgres
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
-from fencepost.settings import Settings
+from fencepost.settings import Secret, Settings
 from fencepost.settings.pooler import Pooler
 from fencepost.store.database import Database
 from fencepost.store.doctor import server
@@ -138,6 +138,7 @@ STATES: dict[str, Spoil] = {
     "durability.synchronous_commit": _role_without_durability,
     "durability.role_setting": _another_role_without_durability,
     "durability.unlogged": sql("alter table fencepost.workers set unlogged"),
+    "pooler.listen_url": with_settings(listen_url=Secret("postgresql://127.0.0.1:1/nowhere")),
     "connections.too_few": with_settings(database_connections=40, processes=10),
     "connections.nearly_full": sql("select 1", used_connections=0.01),
     "vacuum.table_off": sql("alter table fencepost.leases set (autovacuum_enabled = false)"),
