@@ -57,6 +57,8 @@ BODIES: list[tuple[str, bytes, int, str]] = [
     ("30,000 objects", job(b'"payload":' + b'{"a":' * 30_000), 400, "nested more than 64"),
     ("unknown field", job(b'"prioritty":1'), 400, "did you mean priority?"),
     ("unknown field, nothing close", job(b'"zzz":1'), 400, "there are type, payload, queue"),
+    ("a part's field that is missing", job(b'"unique":{"mode":"latest"}'), 400, "unique.key: is missing"),
+    ("a part's unknown field", job(b'"unique":{"key":"a","kee":1}'), 400, "unique.kee: is not a field here"),
     ("10 MB key", b'{"' + b"k" * 10_000_000 + b'":1}', 413, "1,064,960 bytes"),
     ("1 MB key", b'{"' + b"k" * 1_000_000 + b'":1}', 400, "is not a field here"),
     ("line break in a key", job(b'"a\\nb":1'), 400, "a\\nb: is not a field"),

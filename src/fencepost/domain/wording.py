@@ -36,12 +36,17 @@ def explain(message: str, what: str, names: Iterable[str]) -> InvalidJob:
         import difflib
 
         name = shown(unknown[1])
+        if field:
+            # *names* are those of the whole, not of this part.
+            return InvalidJob("is not a field here", field=f"{field}.{name}")
         known = list(names)
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]}? There are" if close else "there are"
         return InvalidJob(f"is not a field here; {hint} {', '.join(known) or 'none'}", field=name)
     if missing := _MISSING.fullmatch(said):
-        return InvalidJob("is missing, and there is no default for it", field=missing[1])
+        return InvalidJob(
+            "is missing, and there is no default for it", field=f"{field}.{missing[1]}" if field else missing[1]
+        )
     said = _say(said)
     return InvalidJob(said, field=field) if field else InvalidJob(f"{what} {said}")
 

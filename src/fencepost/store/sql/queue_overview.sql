@@ -3,9 +3,7 @@
 -- Counts stop at :count_limit, so that a backlog of millions costs no more than one of that size.
 -- Indexes: pending_lane and leases_expiry, index-only where vacuum has been. Locks: none.
 select q.name, q.paused_at, q.created_at, d.depth, f.in_flight,
-       -- A time that was written by hand may be -infinity, from which nothing can be subtracted.
-       extract(epoch from clock_timestamp() - greatest(o.run_at, timestamptz '0001-01-01 00:00+00'))::float8
-           as oldest_due_seconds
+       extract(epoch from clock_timestamp() - o.run_at)::float8 as oldest_due_seconds
   from fencepost.queues q
  cross join lateral (
     select count(*) as depth
@@ -26,7 +24,8 @@ select q.name, q.paused_at, q.created_at, d.depth, f.in_flight,
       ) l
  ) f
   left join lateral (
-    select min(p.run_at) as run_at
+    -- A time that was written by hand may be -infinity, from which nothing can be subtracted.
+    select min(greatest(p.run_at, timestamptz '0001-01-01 00:00+00')) as run_at
       from fencepost.lanes l
      cross join lateral (
         select p.run_at

@@ -3,7 +3,7 @@
 -- Index: pending_lane and leases_expiry, once a lane and a queue. Locks: none.
 select q.name, q.paused_at is not null as paused,
        -- As in queue_overview.sql.
-       extract(epoch from now() - greatest(min(p.run_at), timestamptz '0001-01-01 00:00+00'))::float8
+       extract(epoch from now() - min(greatest(p.run_at, timestamptz '0001-01-01 00:00+00')))::float8
            as oldest_seconds,
        exists (
            select from fencepost.leases l where l.queue_id = q.id and l.locked_until > timestamptz '-infinity'
