@@ -112,7 +112,7 @@ class Faults:
 
     def connection_limit(self, limit: int | None) -> None:
         """Refuse sessions beyond *limit* (SQLSTATE 53300) and end all that are open; None allows any number again."""
-        with self._cluster.admin() as session:
+        with self._lock, self._cluster.admin() as session:
             count = sql.Literal(-1 if limit is None else limit)
             session.execute(sql.SQL("alter database {} connection limit {}").format(sql.Identifier(DATABASE), count))
         if limit is not None:
@@ -130,7 +130,8 @@ class Faults:
         self.terminate_backends()
 
     def _default(self, whose: str, name: str, value: str | None) -> None:
-        with self._cluster.admin() as session:
+        # PostgreSQL refuses two changes of one catalogue row at once: a fault that ends while `heal` ends it, say.
+        with self._lock, self._cluster.admin() as session:
             change = f"reset {name}" if value is None else f"set {name} = '{value}'"
             session.execute(f"alter {whose} {change}".encode())
 

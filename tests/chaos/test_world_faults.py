@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -158,6 +159,20 @@ def test_what_overlaps_ends_with_the_last(world: World) -> None:
     long.join(30)
     assert time.monotonic() - begun < 25
     write(dsn)
+
+
+def test_what_ends_twice_at_once_ends(world: World) -> None:
+    """`heal` and the end of the fault's own time."""
+
+    def switch() -> None:
+        for _ in range(10):
+            world.faults.read_only(on=True)
+            world.faults.read_only(on=False)
+
+    with ThreadPoolExecutor(4) as pool:
+        for ended in [pool.submit(switch) for _ in range(4)]:
+            ended.result(60)
+    write(world.entrance("writer"))
 
 
 def test_a_locked_table_makes_writers_wait(world: World, session: psycopg.Connection) -> None:
