@@ -287,13 +287,16 @@ async def test_a_worker_cut_off_for_longer_than_its_lease_stops_its_handlers(
 
 @pytest.mark.slow
 async def test_a_short_outage_costs_no_lease(bench: Bench, proxy: Proxy) -> None:
+    """The lease is long beside the outage, so that a busy machine's pauses don't decide, and short beside the job."""
+    lease_seconds = 3.0
+
     @bench.job("work")
     async def work(context: Context, payload: Any) -> str:
-        await asyncio.sleep(1.6)
+        await asyncio.sleep(1.5 * lease_seconds)
         return "undisturbed"
 
     job_id = await bench.enqueue("work")
-    await bench.start(dsn=proxy.url, **SHORT)
+    await bench.start(dsn=proxy.url, **{**SHORT, "lease_seconds": lease_seconds})
     await bench.reached(job_id, Status.PROCESSING)
     proxy.cut()
     await asyncio.sleep(0.5)
