@@ -314,6 +314,12 @@ async def test_a_listener_that_cannot_connect_keeps_trying(
         await server.execute(f"create database {later}")
         await ear.connects(1)
         assert ear.listener.is_connected
+        await server.execute(f"drop database {later} with (force)")
+
+        async def is_told_again() -> bool:
+            return sum("does not exist" in str(record.__dict__.get("reason")) for record in caplog.records) >= 2
+
+        await until(is_told_again)
     finally:
         task.cancel()
         await asyncio.wait([task])

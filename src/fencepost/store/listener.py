@@ -48,6 +48,8 @@ class Listener:
         self._probe_seconds = probe_seconds
         self._pulse = pulse or unwatched("listener")
         self.is_connected = False
+        self._told = ""
+        """Why it doesn't listen, as it was last logged."""
 
     async def run(self) -> None:
         """Listen until cancelled. Survives every database error; does nothing where nothing could be heard."""
@@ -58,17 +60,17 @@ class Listener:
             )
             self._pulse.rest()
             await asyncio.Event().wait()
-        failures, told = 0, ""
+        failures = 0
         while True:
             began = time.monotonic()
             try:
                 await self._listen()
             except (DatabaseUnavailable, InvalidSettings) as error:
                 self._pulse.failed(error)
-                if self.is_connected or str(error) != told:
-                    # Once, however many tries it takes.
-                    told = str(error)
-                    log.warning("not listening for hints; polling goes on", extra={"reason": told})
+                if str(error) != self._told:
+                    # Once an outage, however many tries it takes.
+                    self._told = str(error)
+                    log.warning("not listening for hints; polling goes on", extra={"reason": self._told})
             except Exception as error:
                 self._pulse.failed(error)
                 log.exception("fault while listening for hints; polling goes on")
@@ -86,6 +88,7 @@ class Listener:
                 connection.add_termination_listener(lambda _: lost.set())
                 await connection.add_listener(self._database.channel, self._take)
                 self.is_connected = True
+                self._told = ""
                 self._connected()
                 self._pulse.turned()
                 while not lost.is_set():
