@@ -9,7 +9,7 @@ import msgspec
 
 from fencepost.errors import DatabaseUnavailable, PrivilegeMissing
 from fencepost.settings import Settings
-from fencepost.store.doctor import audit, holders, schema, server, work
+from fencepost.store.doctor import audit, holders, pooler, schema, server, work
 from fencepost.store.doctor.findings import Finding, Limits, Severity, error, ok, warning
 from fencepost.store.doctor.patient import Patient, admitted
 from fencepost.store.failures import first_line
@@ -31,7 +31,7 @@ CHECKS = (
     Check("server", server.suitable, "the server is new enough and takes writes"),
     Check("durability", server.durability, "what is committed survives a crash"),
     Check("clock", server.clock, "this machine's clock agrees with the database's"),
-    Check("pooler", server.pooler, "DATABASE_POOLER says what DATABASE_URL leads through"),
+    Check("pooler", pooler.as_said, "DATABASE_POOLER says what DATABASE_URL leads through"),
     Check("connections", server.connections, "there are connections enough"),
     Check("notifications", server.notifications, "the queue of notifications is next to empty"),
     Check("vacuum", server.vacuum, "autovacuum is on"),
