@@ -21,6 +21,7 @@ from fencepost.store.migrate import prepare
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
 from tests.conftest import with_database
+from tests.patience import limit
 
 from .support import Connection, claim, connect, job, until, waits_for_a_lock
 
@@ -56,6 +57,35 @@ class Ear:
         assert callable(condition)
         async with asyncio.timeout(10):
             while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+
+class Link:
+    """The way from a listener to its server: counted, and cut on demand."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.is_down = False
+        self.fault = DatabaseUnavailable("the link is down")
+        self.made: Any = None
+        self._tries = 0
+        self._news = asyncio.Event()
+        self._connect = listener._database.connect_to_listen
+        listener._database.connect_to_listen = self._try  # type: ignore[method-assign]
+
+    async def _try(self) -> Any:
+        self._tries += 1
+        self._news.set()
+        if self.is_down:
+            raise self.fault
+        self.made = await self._connect()
+        return self.made
+
+    async def is_tried(self, times: int) -> None:
+        """Wait until it was tried so many times more, the last of them begun."""
+        last = self._tries + times
+        async with asyncio.timeout(limit(10)):
+            while self._tries < last:
                 self._news.clear()
                 await self._news.wait()
 
@@ -287,47 +317,50 @@ async def test_a_listener_reconnects_and_says_so(
 
 
 @pytest.mark.slow
-async def test_a_listener_that_cannot_connect_keeps_trying(
-    server_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_listener_that_cannot_connect_keeps_trying(server_url: str) -> None:
     """Its database isn't there yet."""
     server = await connect(server_url)
     later = f"fencepost_{uuid.uuid4().hex[:12]}"
     ear = Ear(Database(with_database(server_url, later)))
-    tries, connect_to_listen = 0, ear.listener._database.connect_to_listen
-
-    async def counted() -> Any:
-        nonlocal tries
-        tries += 1
-        return await connect_to_listen()
-
-    monkeypatch.setattr(ear.listener._database, "connect_to_listen", counted)
+    link = Link(ear.listener)
     task = asyncio.get_running_loop().create_task(ear.listener.run())
     try:
-
-        def connected() -> bool:
-            return ear.listener.is_connected
-
-        async def has_tried_twice() -> bool:
-            return tries >= 2
-
-        await until(has_tried_twice)
-        assert sum("polling goes on" in record.message for record in caplog.records) == 1, "not once a try"
-        assert not connected()
+        await link.is_tried(2)
+        assert not ear.listener.is_connected
         await server.execute(f"create database {later}")
         await ear.connects(1)
-        assert connected()
-        await server.execute(f"drop database {later} with (force)")
-
-        async def is_told_again() -> bool:
-            return sum("does not exist" in str(record.__dict__.get("reason")) for record in caplog.records) >= 2
-
-        await until(is_told_again)
     finally:
         task.cancel()
         await asyncio.wait([task])
         await server.execute(f"drop database if exists {later} with (force)")
         await server.close()
+
+
+async def test_each_outage_is_told_of_once(
+    database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second too, for the very reason of the first; and not once a try."""
+    monkeypatch.setattr("fencepost.store.listener._LONGEST_PAUSE_SECONDS", 0.02)
+    ear = Ear(database)
+    link = Link(ear.listener)
+    task = asyncio.get_running_loop().create_task(ear.listener.run())
+
+    def told() -> int:
+        return sum(record.__dict__.get("reason") == str(link.fault) for record in caplog.records)
+
+    try:
+        for number in range(1, 4):
+            await ear.connects(number)
+            link.is_down = True
+            link.made.terminate()
+            await link.is_tried(3)
+            assert told() == number
+            link.is_down = False
+        await ear.connects(4)
+        assert told() == 3
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def test_what_anybody_sends_on_the_channel_does_no_harm(database: Database, sql: Connection) -> None:
