@@ -1194,34 +1194,37 @@ function wake_up(jobs jsonb, places jsonb, moment timestamp with time zone, answ
         due text;
         schema text;
     begin
-        with answered as materialized (
-            select cast(e.answer ->> 'place' as int) as place, e.answer from jsonb_array_elements(answers) as e (answer)
-        )
-        select string_agg(cast(d.id as text), ',' order by d.id)
-          into due
-          from (
-              select coalesce(cast(a.answer ->> 'queue_id' as int), i.queue_id, cast(places ->> i.queue as int)) as id
-                from rows from (
-                         jsonb_to_recordset(jobs) as (
-                             queue_id int, queue text, run_at timestamptz, delay_microseconds bigint
-                         )
-                     ) with ordinality as i (queue_id, queue, run_at, delay_microseconds, number)
-                left join answered a on a.place = i.number - 1
-               where case when a.answer is null or a.answer ->> 'effect' = 'replaced'
-                          then coalesce(i.run_at, moment + i.delay_microseconds * interval '1 microsecond', moment)
-                          else cast(a.answer ->> 'run_at' as timestamptz) end < moment + interval '1 minute'
-               group by 1
-               order by 1
-               limit 500
-          ) d;
-        if due is not null then
-            select n.nspname
-              into schema
-              from pg_class c
-              join pg_namespace n on n.oid = c.relnamespace
-             where c.oid = cast('fencepost.jobs' as regclass);
+        select n.nspname
+          into schema
+          from pg_class c
+          join pg_namespace n on n.oid = c.relnamespace
+         where c.oid = cast('fencepost.jobs' as regclass);
+        for due in
+            with answered as materialized (
+                select cast(e.answer ->> 'place' as int) as place, e.answer from jsonb_array_elements(answers) as e (answer)
+            )
+            select string_agg(cast(n.id as text), ',' order by n.id)
+              from (
+                select d.id, row_number() over (order by d.id) - 1 as number
+                  from (
+                    select coalesce(cast(a.answer ->> 'queue_id' as int), i.queue_id, cast(places ->> i.queue as int)) as id
+                      from rows from (
+                               jsonb_to_recordset(jobs) as (
+                                   queue_id int, queue text, run_at timestamptz, delay_microseconds bigint
+                               )
+                           ) with ordinality as i (queue_id, queue, run_at, delay_microseconds, number)
+                      left join answered a on a.place = i.number - 1
+                     where case when a.answer is null or a.answer ->> 'effect' = 'replaced'
+                                then coalesce(i.run_at, moment + i.delay_microseconds * interval '1 microsecond', moment)
+                                else cast(a.answer ->> 'run_at' as timestamptz) end < moment + interval '1 minute'
+                     group by 1
+                  ) d
+              ) n
+             -- A payload has to stay under 8,000 bytes.
+             group by n.number / 500
+        loop
             perform pg_notify('fencepost:' || schema, 'due ' || due);
-        end if;
+        end loop;
     end
 
 function watch_range(range_start timestamp with time zone) returns boolean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -173,13 +174,19 @@ async def test_what_is_owed_is_paid(database: Database) -> None:
         await hints.close()
 
 
+@pytest.mark.parametrize("by", ["library", "function"])
 async def test_a_hint_for_more_queues_than_one_can_carry_is_several(
-    jobs: Jobs, queues: Queues, database: Database
+    jobs: Jobs, queues: Queues, database: Database, sql: Connection, by: str
 ) -> None:
     """Each queue is told of, and not the first 500 alone."""
     names = [f"queue-{number}" for number in range(MOST_QUEUES + 120)]
     async with listening(database) as ear:
-        await jobs.enqueue([job(queue=name) for name in names])
+        if by == "library":
+            await jobs.enqueue([job(queue=name) for name in names])
+        else:
+            record = {"type": "work", "payload": {}, "max_attempts": 1}
+            records = [{"id": str(new_id()), "queue": name, **record} for name in names]
+            await sql.execute("select fencepost.enqueue_jobs($1)", json.dumps(records))
         heard = await ear.hears(2)
         told = [[int(one) for one in hint.removeprefix("due ").split(",")] for hint in heard]
         assert [len(one) for one in told] == [MOST_QUEUES, 120]

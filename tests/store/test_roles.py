@@ -573,7 +573,7 @@ async def test_whoever_could_use_the_functions_before_still_can(empty_url: str, 
         )
         assert await attempt(sql, old, "select fencepost.enqueue('work')") is None
         monkeypatch.undo()
-        assert [step.number for step in await migrate.migrate(Database(empty_url))] == [5]
+        assert await migrate.migrate(Database(empty_url)) == steps[4:]
         assert await attempt(sql, old, "select fencepost.enqueue('work')") is None
         assert await attempt(sql, old, "select fencepost.enqueue_jobs('[]')") is None
         assert await attempt(sql, old, "select fencepost.ensure_partitions('1 day', 1)")
@@ -646,7 +646,8 @@ async def test_a_migration_calls_no_function_of_somebody_elses(empty_url: str, m
             )
         monkeypatch.undo()
         # As `migrate --print` is run: by a session that looks in public.
-        await sql.execute(migrate.script("fencepost").split("begin;\n")[-1].removesuffix("commit;\n"))
+        for missing in migrate.script("fencepost").split("begin;\n")[-len(migrate.steps()[4:]) :]:
+            await sql.execute(missing.removesuffix("commit;\n"))
         assert await sql.fetch("select * from public.seen") == []
         assert await migrate.migrate(Database(empty_url)) == []
     finally:

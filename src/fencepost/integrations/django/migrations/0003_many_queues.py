@@ -1,0 +1,16 @@
+"""One enqueue for more queues than a hint has room for wakes the workers of them all."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from fencepost.integrations.django.operations import ApplySteps
+
+
+class Migration(migrations.Migration):
+    """Step 6."""
+
+    dependencies: ClassVar[list[tuple[str, str]]] = [("fencepost", "0002_roles")]
+    operations: ClassVar[list[ApplySteps]] = [ApplySteps(through=6, after=5)]
