@@ -39,6 +39,10 @@ class FencepostError(Exception):
     http_status = 500
     exit_code = 1
 
+    def for_operator(self) -> str:
+        """The message for whoever runs fencepost: it may name hosts, of which HTTP's callers learn nothing."""
+        return str(self)
+
 
 class InvalidJob(FencepostError):
     """
@@ -181,11 +185,23 @@ class EmbeddedError(FencepostError):
 
 
 class DatabaseUnavailable(FencepostError):
-    """The database can't be reached, or is too busy to answer in time. Trying again later is safe."""
+    """
+    The database can't be reached, or is too busy to answer in time. Trying again later is safe.
+
+    `place` is where nobody answered, as host and port, if that is what happened.
+    """
 
     code = "database_unavailable"
     http_status = 503
     exit_code = 6
+
+    def __init__(self, message: str, *, place: str | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+
+    def for_operator(self) -> str:
+        """The message, with the place."""
+        return str(self) if self.place is None else f"{self} ({self.place})"
 
 
 class PrivilegeMissing(DatabaseUnavailable):

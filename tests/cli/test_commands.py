@@ -95,10 +95,11 @@ def test_migrate_without_a_database_says_what_to_do() -> None:
     assert "DATABASE_URL" in ended.stderr
 
 
-def test_unreachable_database_has_its_exit_code() -> None:
-    ended = fencepost("migrate", DATABASE_URL="postgresql://127.0.0.1:1/none")
+@pytest.mark.parametrize("words", [["migrate"], ["migrate", "--status"], ["jobs", "list"], ["doctor"], ["prune"]])
+def test_unreachable_database_has_its_exit_code_and_says_where_it_was_looked_for(words: list[str]) -> None:
+    ended = fencepost(*words, DATABASE_URL="postgresql://somebody:secret@127.0.0.1:1/none")
     assert ended.returncode == 6
-    assert "Traceback" not in ended.stderr
+    assert ended.stderr == "fencepost: the database is not available: Connection refused (127.0.0.1:1)\n"
 
 
 def test_load_test_without_a_service_says_so() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import socket
+import traceback
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ import pytest
 from fencepost.domain.job import Status
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.store import database as database_module
-from fencepost.store import sessions
+from fencepost.store import pooling, sessions
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
@@ -144,6 +146,38 @@ async def test_a_connection_cut_in_the_middle_of_a_statement(database: Database,
     with pytest.raises(DatabaseUnavailable, match="the database is not available"):
         await call
     await database.ping()
+
+
+@pytest.mark.parametrize(
+    ("url", "reason", "place"),
+    [
+        ("postgresql://me:secret@127.0.0.1:1/shop", "Connection refused", "127.0.0.1:1"),
+        ("postgresql://me@127.0.0.1:1,127.0.0.1:2/shop", "Connection refused", "127.0.0.1:1,127.0.0.1:2"),
+        ("postgresql:///shop?host=/nowhere&port=7&password=secret", "No such file or directory", "/nowhere, port 7"),
+        ("postgresql://me:s%40cret@[::1]:1/shop", None, "[::1]:1"),
+        ("postgresql://nowhere.invalid/shop", None, "nowhere.invalid"),
+    ],
+)
+async def test_where_nobody_answers(url: str, reason: str | None, place: str) -> None:
+    """Told to whoever runs it, who may have several; not in the message, which /readyz shows to anybody."""
+    for way in (Database(url).open(), migrate(Database(url)), pooling.detect(url)):
+        with pytest.raises(DatabaseUnavailable) as caught:
+            await way
+        assert caught.value.place == place
+        assert caught.value.for_operator() == f"{caught.value} ({place})"
+        assert place not in str(caught.value)
+        assert "secret" not in "".join(traceback.format_exception(caught.value)).replace(url, "")
+        if reason is not None:
+            assert str(caught.value) == f"the database is not available: {reason}"
+
+
+async def test_a_server_that_says_nothing_is_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "CONNECT_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(DatabaseUnavailable) as caught:
+            await Database(f"postgresql://me@{place}/shop").open()
+    assert caught.value.for_operator() == f"the database is not available: no answer in time ({place})"
 
 
 async def test_a_busy_pool_says_so_in_time(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,6 @@ async def connect(database: Database, stop: asyncio.Event) -> None:
         except DatabaseUnavailable as error:
             if loop.time() > deadline or stop.is_set():
                 raise
-            log.warning("waiting for the database", extra={"reason": str(error)})
+            log.warning("waiting for the database", extra={"reason": error.for_operator()})
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), 1)

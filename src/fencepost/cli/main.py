@@ -21,7 +21,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except FencepostError as error:
-            click.echo(f"fencepost: {error}", err=True)
+            click.echo(f"fencepost: {error.for_operator()}", err=True)
             ctx.exit(error.exit_code)
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in _SERVER_MODULES:

@@ -1,8 +1,8 @@
 """
 The seam to the driver.
 
-Everything that knows asyncpg is here (and in `sessions.py`, `listener.py`, `migrate.py`, `pooling.py` and
-`failures.py`): the pool, and the statements that go through it.
+Everything that knows asyncpg is here (and in `connecting.py`, `sessions.py`, `listener.py`, `migrate.py`,
+`pooling.py` and `failures.py`): the pool, and the statements that go through it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import asyncpg
 
 from fencepost.settings import Settings
 from fencepost.settings.pooler import Pooler
 from fencepost.store import pooling, sessions, statements
+from fencepost.store.connecting import connect
 from fencepost.store.failures import UNAVAILABLE, is_broken, prepared, reaching, translated
 from fencepost.store.lines import Lines
 from fencepost.store.sessions import PATIENCE_SECONDS, SESSION, Sessions, cut_off
@@ -181,6 +182,8 @@ class Database:
             min_size=0,
             max_size=self._connections,
             max_inactive_connection_lifetime=300,
+            # Its type names every option of the driver's.
+            connect=cast("Any", connect),
             init=self._sessions.make_ready,
             **self._sessions.options(),
         )

@@ -16,6 +16,16 @@ import asyncpg
 
 from fencepost.errors import DatabaseUnavailable, InvalidJob, InvalidSettings, PrivilegeMissing, SchemaMismatch
 
+
+class Unreachable(ConnectionError):
+    """Nobody answers at *place*, as host and port, for this *reason*."""
+
+    def __init__(self, reason: str, place: str) -> None:
+        super().__init__(f"{reason} ({place})")
+        self.reason = reason
+        self.place = place
+
+
 UNAVAILABLE = (
     OSError,
     asyncio.TimeoutError,
@@ -81,6 +91,8 @@ def translated() -> Iterator[None]:
             "run `fencepost grant ROLE --to …`, with all that the role is for: producer, worker, reader "
             "(docs/how-to/roles.md)"
         ) from error
+    except Unreachable as error:
+        raise DatabaseUnavailable(f"the database is not available: {error.reason}", place=error.place) from error
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"the database is not available: {first_line(error)}") from error
     except LEFT_BEHIND as error:

@@ -67,9 +67,10 @@ class Listener:
                 await self._listen()
             except (DatabaseUnavailable, InvalidSettings) as error:
                 self._pulse.failed(error)
-                if str(error) != self._told:
+                reason = error.for_operator()
+                if reason != self._told:
                     # Once an outage, however many tries it takes.
-                    self._told = str(error)
+                    self._told = reason
                     log.warning("not listening for hints; polling goes on", extra={"reason": self._told})
             except Exception as error:
                 self._pulse.failed(error)

@@ -23,6 +23,7 @@ import asyncpg
 
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.settings.pooler import Pooler
+from fencepost.store.connecting import connect
 from fencepost.store.failures import LEFT_BEHIND, first_line, translated
 
 __all__ = [
@@ -202,7 +203,7 @@ async def _plain(dsn: str) -> Any:
         "target_session_attrs": "any",
         "server_settings": {"application_name": "fencepost"},
     }
-    return await asyncpg.connect(dsn, **options)
+    return await connect(dsn, **options)
 
 
 async def _behind(dsn: str, connection: Any) -> Pooler:

@@ -17,6 +17,7 @@ import asyncpg
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.settings.pooler import Pooler
 from fencepost.store import pooling, statements
+from fencepost.store.connecting import connect
 from fencepost.store.failures import LEFT_BEHIND, UNAVAILABLE, first_line, is_broken
 
 STATEMENT_SECONDS = 30.0
@@ -120,7 +121,7 @@ class Sessions:
     ) -> Any:
         """One connection, with *session* on top of the settings, where they can be kept. Raises the driver's errors."""
         settings = {**self._settings, **(session or {})}
-        connection = await asyncpg.connect(self._dsn, **(self.options(settings) | {"command_timeout": command_timeout}))
+        connection = await connect(self._dsn, **(self.options(settings) | {"command_timeout": command_timeout}))
         await self.make_ready(connection, settings)
         return connection
 

@@ -70,7 +70,7 @@ async def repeat(
             failures += 1
             longest = min(every_seconds, LONGEST_PAUSE_SECONDS)
             pulse.failed(error)
-            log.warning(f"{what} has to wait", extra={"reason": str(error)})
+            log.warning(f"{what} has to wait", extra={"reason": error.for_operator()})
         except Exception as error:
             failures += 1
             longest = min(every_seconds, LONGEST_FAULT_PAUSE_SECONDS)

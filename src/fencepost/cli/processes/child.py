@@ -63,7 +63,7 @@ def main() -> None:
             )
             runtime = application(config.app, settings).runtime()
     except FencepostError as error:
-        link.sendall(messages.line(messages.Refused(str(error), error.exit_code)))
+        link.sendall(messages.line(messages.Refused(error.for_operator(), error.exit_code)))
         sys.exit(error.exit_code)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         sys.exit(runner.run(_run(link, config, settings, runtime)))
@@ -105,7 +105,7 @@ async def _run(link: socket.socket, config: Config, settings: Settings, runtime:
     try:
         return await child.run()
     except FencepostError as error:
-        child.say(messages.Refused(str(error), error.exit_code))
+        child.say(messages.Refused(error.for_operator(), error.exit_code))
         return error.exit_code
     finally:
         await child.close()

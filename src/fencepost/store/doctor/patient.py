@@ -10,6 +10,7 @@ import asyncpg
 
 from fencepost.settings import Settings
 from fencepost.store import pooling, statements
+from fencepost.store.connecting import connect
 from fencepost.store.database import Row
 from fencepost.store.doctor.findings import Limits
 from fencepost.store.failures import reaching, translated
@@ -73,7 +74,7 @@ async def admitted(dsn: str, settings: Settings, limits: Limits) -> AsyncIterato
     """
     with translated():
         with reaching():
-            connection = await asyncpg.connect(dsn, **_OPTIONS)
+            connection = await connect(dsn, **_OPTIONS)
         try:
             await connection.execute(pooling.opening(_SESSION, snapshot=True))
             yield Patient(connection, dsn, settings, limits)

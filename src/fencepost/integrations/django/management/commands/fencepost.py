@@ -28,7 +28,7 @@ class Command(BaseCommand):
         try:
             self.execute_arguments(argv[2:])
         except FencepostError as error:
-            self.stderr.write(f"fencepost: {error}")
+            self.stderr.write(f"fencepost: {error.for_operator()}")
             sys.exit(error.exit_code)
 
     def execute_arguments(self, arguments: list[str]) -> None:
