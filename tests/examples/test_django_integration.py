@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from fencepost.store import migrate
+from fencepost.store import migrate, steps
 from fencepost.store.database import Database
 from tests.migrations.dump import schema_text
 
@@ -220,11 +220,11 @@ async def test_a_schema_of_another_version_is_refused(database_url: str) -> None
 
 def test_the_newest_migration_goes_through_the_newest_step() -> None:
     """A step that is added needs a migration of Django's, or its projects would only get it from a worker."""
-    folder = Path(migrate.__file__).parents[1] / "integrations/django/migrations"
+    folder = Path(steps.__file__).parents[1] / "integrations/django/migrations"
     files = sorted(folder.glob("0*.py"))
     through = [int(found) for file in files for found in re.findall(r"ApplySteps\(through=(\d+)", file.read_text())]
     assert through == sorted(set(through))
-    assert through[-1] == migrate.steps()[-1].number
+    assert through[-1] == steps.steps()[-1].number
 
 
 @pytest.mark.slow
@@ -240,7 +240,7 @@ def test_django_sees_no_models_to_migrate(site: dict[str, Any]) -> None:
 def test_the_command_line_is_all_there(site: dict[str, Any]) -> None:
     assert "Usage: manage.py fencepost worker" in manage("fencepost", "worker", "--help", **site)
     status = manage("fencepost", "migrate", "--status", **site)
-    assert len(re.findall(r"^\d{4} \w+ +applied ", status, re.M)) == len(migrate.steps())
+    assert len(re.findall(r"^\d{4} \w+ +applied ", status, re.M)) == len(steps.steps())
 
 
 @pytest.mark.slow

@@ -15,10 +15,11 @@ from fencepost.errors import DatabaseUnavailable, SchemaMismatch
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
-from fencepost.store.migrate import applied, migrate, prepare, steps
+from fencepost.store.migrate import applied, migrate, prepare
 from fencepost.store.pooling import Pooler
 from fencepost.store.queues import Queues
 from fencepost.store.sessions import SESSION
+from fencepost.store.steps import steps
 from tests import pgbouncer
 from tests.store.support import Connection, connect, job, until
 

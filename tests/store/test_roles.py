@@ -19,6 +19,7 @@ from fencepost.store.grants import GRANTS, Grant, Purpose, grants_of
 from fencepost.store.jobs import Jobs
 from fencepost.store.retention import Keep, Retention
 from fencepost.store.sessions import SESSION
+from fencepost.store.steps import script, steps
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
 from fencepost.worker.pruner import Pruner
@@ -557,8 +558,8 @@ async def test_only_the_owner_grants(roles: dict[Purpose, str], database_url: st
 
 async def test_whoever_could_use_the_functions_before_still_can(empty_url: str, monkeypatch: Any) -> None:
     """Step 5 takes execution from everybody, and gives it to those who had any use for it."""
-    steps = migrate.steps()
-    monkeypatch.setattr(migrate, "steps", lambda: steps[:4])
+    known = steps()
+    monkeypatch.setattr(migrate, "steps", lambda: known[:4])
     await migrate.migrate(Database(empty_url))
     old, looks, outsider = (f"{word}_{new_id().hex[-12:]}" for word in ("old", "looks", "outsider"))
     sql = await connect(empty_url)
@@ -573,7 +574,7 @@ async def test_whoever_could_use_the_functions_before_still_can(empty_url: str, 
         )
         assert await attempt(sql, old, "select fencepost.enqueue('work')") is None
         monkeypatch.undo()
-        assert await migrate.migrate(Database(empty_url)) == steps[4:]
+        assert await migrate.migrate(Database(empty_url)) == known[4:]
         assert await attempt(sql, old, "select fencepost.enqueue('work')") is None
         assert await attempt(sql, old, "select fencepost.enqueue_jobs('[]')") is None
         assert await attempt(sql, old, "select fencepost.ensure_partitions('1 day', 1)")
@@ -608,8 +609,8 @@ async def test_everybody_who_could_use_the_functions_before_still_can(empty_url:
 
 async def test_what_was_harmless_to_hand_out_is_taken_back(empty_url: str, monkeypatch: Any) -> None:
     """Execution by default privileges let nobody do anything while functions had their callers' rights."""
-    steps = migrate.steps()
-    monkeypatch.setattr(migrate, "steps", lambda: steps[:4])
+    known = steps()
+    monkeypatch.setattr(migrate, "steps", lambda: known[:4])
     looks, friend = (f"{word}_{new_id().hex[-12:]}" for word in ("looks", "friend"))
     sql = await connect(empty_url)
     try:
@@ -646,7 +647,7 @@ async def test_a_migration_calls_no_function_of_somebody_elses(empty_url: str, m
             )
         monkeypatch.undo()
         # As `migrate --print` is run: by a session that looks in public.
-        for missing in migrate.script("fencepost").split("begin;\n")[-len(migrate.steps()[4:]) :]:
+        for missing in script("fencepost").split("begin;\n")[-len(steps()[4:]) :]:
             await sql.execute(missing.removesuffix("commit;\n"))
         assert await sql.fetch("select * from public.seen") == []
         assert await migrate.migrate(Database(empty_url)) == []
@@ -655,7 +656,7 @@ async def test_a_migration_calls_no_function_of_somebody_elses(empty_url: str, m
 
 
 async def _at_step_four(empty_url: str, monkeypatch: Any) -> Connection:
-    steps = migrate.steps()
-    monkeypatch.setattr(migrate, "steps", lambda: steps[:4])
+    known = steps()
+    monkeypatch.setattr(migrate, "steps", lambda: known[:4])
     await migrate.migrate(Database(empty_url))
     return await connect(empty_url)

@@ -20,9 +20,10 @@ from fencepost.store.database import Database
 from fencepost.store.enqueueing import encode_jobs, enqueue_sql, read_answer
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
-from fencepost.store.migrate import migrate, prepare, script
+from fencepost.store.migrate import migrate, prepare
 from fencepost.store.queues import Queues
 from fencepost.store.statements import qualify
+from fencepost.store.steps import script, steps
 from fencepost.store.workers import WorkerStore
 
 from .support import Connection, claim, connect, contents, job, until, waits_for_a_lock
@@ -362,7 +363,7 @@ async def test_a_schema_with_jobs_in_it_gets_the_new_columns(empty_url: str, mon
     """What is there stays as it is, and nothing is rewritten."""
     from fencepost.store import migrate as migrations
 
-    everything = migrations.steps()
+    everything = steps()
     database = Database(empty_url, connections=3)
     await database.open()
     sql = await connect(empty_url)

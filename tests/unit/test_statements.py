@@ -10,7 +10,7 @@ import pytest
 
 import fencepost.store
 from fencepost.errors import InvalidSettings
-from fencepost.store import migrate, statements
+from fencepost.store import statements, steps
 
 SQL = Path(fencepost.store.__file__).parent / "sql"
 NAMES = sorted(str(file.relative_to(SQL).with_suffix("")) for file in SQL.rglob("*.sql"))
@@ -102,7 +102,7 @@ def test_objects_are_qualified(name: str) -> None:
 def test_the_migrations_name_the_schema_in_one_literal_only() -> None:
     inside = [
         literal
-        for step in migrate.steps()
+        for step in steps.steps()
         for literal in literals(step.source)
         if "fencepost." in literal
         and not literal.startswith(
@@ -139,7 +139,7 @@ def test_no_sql_elsewhere() -> None:
         and isinstance(node.value, str)
         and re.match(r"\s*(select|insert into|update|delete from|with) .*\bfencepost\.", node.value)
     }
-    assert found <= {"migrate.py"}
+    assert found <= {"steps.py"}
 
 
 def test_values_are_put_in_the_statements_order() -> None:
@@ -163,4 +163,4 @@ def test_a_schema_that_cannot_be_is_refused(schema: str) -> None:
     with pytest.raises(InvalidSettings, match="SCHEMA must be"):
         statements.quote_schema(schema)
     with pytest.raises(InvalidSettings, match="SCHEMA must be"):
-        migrate.script(schema)
+        steps.script(schema)

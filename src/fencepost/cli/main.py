@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,52 +9,11 @@ from typing import Any
 import click
 
 import fencepost
+from fencepost.cli.endings import Commands
 from fencepost.cli.jobs import jobs
-from fencepost.errors import FencepostError
 
 
-class _Commands(click.Group):
-    """Ends every expected error with one sentence and its exit code, never with a trace."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except FencepostError as error:
-            click.echo(f"fencepost: {error.for_operator()}", err=True)
-            ctx.exit(error.exit_code)
-        except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] not in _SERVER_MODULES:
-                raise
-            click.echo(
-                f"fencepost: this command needs {error.name}, which isn't installed; "
-                "run pip install 'fencepost[server]'",
-                err=True,
-            )
-            ctx.exit(1)
-        except KeyboardInterrupt:
-            click.echo("\nfencepost: interrupted", err=True)
-            ctx.exit(INTERRUPTED)
-        except BrokenPipeError:
-            # Whoever read has enough (`| head`). What is still buffered would fail once more at the end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(UNREAD)
-
-
-INTERRUPTED, UNREAD = 130, 141
-"""Exit codes after Ctrl-C, and after a pipe was closed: as a shell has them for SIGINT and SIGPIPE (128 + number)."""
-
-_SERVER_MODULES = {
-    "uvicorn",
-    "httptools",
-    "uvloop",
-    "structlog",
-    "prometheus_client",
-    "httpx2",
-    "httpcore2",
-}
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(fencepost.__version__, prog_name="fencepost")
 def main() -> None:
     """A PostgreSQL job queue with fenced leases.

@@ -11,6 +11,7 @@ from fencepost.cli.application import application, settings_with
 from fencepost.errors import InvalidSettings
 from fencepost.settings import Settings, from_environment
 from fencepost.store import migrate as migrations
+from fencepost.store import steps
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
 from fencepost.store.job_types import JobTypes
@@ -22,7 +23,7 @@ def migrate(app_name: str | None, *, print_only: bool, status: bool, schema: str
     """Run the command; returns its exit code."""
     settings = from_environment(schema=schema)
     if print_only:
-        click.echo(migrations.script(settings.schema), nl=False)
+        click.echo(steps.script(settings.schema), nl=False)
         return 0
     app = None if app_name is None else application(app_name, settings)
     if app is not None:
@@ -54,8 +55,8 @@ async def _apply(database: Database, settings: Settings, app: Fencepost | None) 
 
 async def _status(database: Database) -> int:
     applied = {step.number: step for step in await migrations.applied(database)}
-    known = migrations.steps()
-    migrations.check(known, list(applied.values()))
+    known = steps.steps()
+    steps.check(known, list(applied.values()))
     for step in known:
         found = applied.get(step.number)
         state = f"applied {found.applied_at:%Y-%m-%dT%H:%M:%SZ}" if found else "missing"

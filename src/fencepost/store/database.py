@@ -218,22 +218,8 @@ class Database:
         """
         if self.listen_dsn is None:
             return await self.connect()
-        listening = await sessions.connect_to_listen(self.listen_dsn)
-        try:
-            await self._check_together(listening)
-        except BaseException:
-            listening.terminate()
-            raise
-        return listening
-
-    async def _check_together(self, listening: Any) -> None:
-        # Not one of the pool's, which may all be busy.
-        working = await self.connect()
-        try:
-            async with self.begun(working):
-                await pooling.check_together(listening, working)
-        finally:
-            working.terminate()
+        # Not beside one of the pool's connections, which may all be busy.
+        return await sessions.connect_to_listen(self.listen_dsn, beside=self._sessions)
 
     async def close(self) -> None:
         """Close every connection; waits a moment for those in use, then cuts them. Safe to call twice."""

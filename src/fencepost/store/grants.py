@@ -15,7 +15,7 @@ from collections.abc import Collection
 import msgspec
 
 from fencepost.errors import InvalidSettings, PrivilegeMissing
-from fencepost.store import migrate
+from fencepost.store import migrate, steps
 from fencepost.store.database import Database
 from fencepost.store.statements import quote_schema
 
@@ -145,7 +145,7 @@ def statements(role: str, purposes: Collection[Purpose], schema: str) -> list[st
     quoted, name = quote_schema(schema), quote_role(role)
     return [
         # Two at once would be in each other's way.
-        migrate.locking(schema),
+        steps.locking(schema),
         f"revoke all on all tables in schema {quoted} from {name}",
         f"revoke all on all sequences in schema {quoted} from {name}",
         f"revoke all on all functions in schema {quoted} from {name}",

@@ -158,12 +158,32 @@ class Sessions:
             raise asyncpg.InFailedSQLTransactionError("it was rolled back, since a statement in it had failed")
 
 
-async def connect_to_listen(dsn: str) -> Any:
+async def connect_to_listen(dsn: str, *, beside: Sessions) -> Any:
     """
     A connection for LISTEN through *dsn*, which may lead to anything that keeps a session for each client.
 
-    Raises InvalidSettings when it keeps none, and DatabaseUnavailable.
+    Raises InvalidSettings when it keeps none, or leads elsewhere than *beside*; DatabaseUnavailable; and the driver's
+    errors for a connection of *beside*.
     """
+    listening = await _listening(dsn)
+    try:
+        await _check_together(listening, beside)
+    except BaseException:
+        listening.terminate()
+        raise
+    return listening
+
+
+async def _check_together(listening: Any, beside: Sessions) -> None:
+    working = await beside.connect()
+    try:
+        async with beside.begun(working):
+            await pooling.check_together(listening, working)
+    finally:
+        working.terminate()
+
+
+async def _listening(dsn: str) -> Any:
     try:
         connection = await Sessions(dsn, SESSION, Pooler.SESSION).connect()
         try:

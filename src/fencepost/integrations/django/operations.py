@@ -9,7 +9,7 @@ from django.db.migrations.operations.base import Operation
 
 from fencepost.errors import InvalidSettings
 from fencepost.integrations.django.configuration import database_alias, schema
-from fencepost.store import migrate
+from fencepost.store import steps
 from fencepost.store.statements import qualify
 
 
@@ -44,13 +44,13 @@ class ApplySteps(Operation):
             )
         name = schema()
         # Rather give up than let every claim queue behind us, while somebody's transaction holds a table.
-        for statement in [*migrate.opening(name), "set local lock_timeout = '3s'"]:
+        for statement in [*steps.opening(name), "set local lock_timeout = '3s'"]:
             schema_editor.execute(statement, params=None)
         # What `sqlmigrate` prints is for a database without any of this migration's.
         present = set(range(self.after + 1)) if schema_editor.collect_sql else _applied(connection, name)
-        for step in migrate.steps():
+        for step in steps.steps():
             if step.number <= self.through and step.number not in present:
-                for statement in migrate.statements(step, name):
+                for statement in steps.statements(step, name):
                     schema_editor.execute(statement.rstrip().rstrip(";"), params=None)
 
     def describe(self) -> str:
@@ -65,7 +65,7 @@ class ApplySteps(Operation):
 
 def _applied(connection: Any, name: str) -> set[int]:
     with connection.cursor() as cursor:
-        cursor.execute(qualify(migrate.APPLIED, name))
-        found = [migrate.Applied(*row) for row in cursor.fetchall()]
-    migrate.check(migrate.steps(), found)
+        cursor.execute(qualify(steps.APPLIED, name))
+        found = [steps.Applied(*row) for row in cursor.fetchall()]
+    steps.check(steps.steps(), found)
     return {step.number for step in found}

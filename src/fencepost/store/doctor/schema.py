@@ -9,8 +9,8 @@ from fencepost.store.database import Row
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
 from fencepost.store.doctor.patient import Patient
 from fencepost.store.grants import Purpose
-from fencepost.store.migrate import Applied, steps
 from fencepost.store.statements import quote_schema
+from fencepost.store.steps import Applied, steps
 
 MOST_DEFAULT_ROWS = 1001
 _MIGRATE = "run `fencepost migrate` as the owner of the schema"
