@@ -29,7 +29,7 @@ _SETTLE_IN_TWO = """
 _TURN_IN_TWO = """
         statuses = await self.settle(queue_id, outcomes)
         how = {"slots": slots, "cursors": cursors, "lease_seconds": lease_seconds, "aging_seconds": aging_seconds}
-        return statuses, await self.claim(queue_id, **how)
+        return statuses, await self.claim(queue_id, contended=contended, **how)
 """
 _BROKEN_LEASES = """
 -- What a settlement is about to delete.
@@ -64,7 +64,8 @@ def _fence(store: Path) -> None:
 
 def _skip_locked(store: Path) -> None:
     """A claim waits for rows that another has locked."""
-    _replace(store / "sql" / "claim.sql", "           for update skip locked\n", "           for update\n")
+    limit = "         limit share.wanted\n           for update"
+    _replace(store / "sql" / "claim.sql", f"{limit} skip locked\n", f"{limit}\n")
 
 
 def _transaction(store: Path) -> None:
@@ -82,7 +83,7 @@ def _transaction(store: Path) -> None:
     _replace(
         workers,
         "\n        queue = await self._queue_name(queue_id)\n        how = self._how(queue_id, slots,"
-        ' cursors, lease_seconds, aging_seconds)\n        rows = await self.database.fetch("turn",',
+        ' cursors, lease_seconds, aging_seconds, contended)\n        rows = await self.database.fetch("turn",',
         _TURN_IN_TWO + '        how = {}\n        rows = await self.database.fetch("turn",',
     )
 

@@ -173,13 +173,19 @@ class StoreMachine(RuleBasedStateMachine):
         slots=st.integers(1, 4),
         with_cursors=st.booleans(),
         aging=st.sampled_from([0.0, 60.0]),
+        contended=st.booleans(),
     )
-    def claim(self, worker: int, slots: int, with_cursors: bool, aging: float) -> Any:
+    def claim(self, worker: int, slots: int, with_cursors: bool, aging: float, contended: bool) -> Any:
         cursors = self.cursors[worker]
         starts = cursors.starts() if with_cursors else {}
         claimed = self.world.run(
             self.workers[worker].claim(
-                self.queue_id, slots=slots, cursors=starts, lease_seconds=600, aging_seconds=aging
+                self.queue_id,
+                slots=slots,
+                cursors=starts,
+                lease_seconds=600,
+                aging_seconds=aging,
+                contended=contended,
             )
         )
         cursors.claimed(starts, claimed)

@@ -37,10 +37,16 @@ async def claim(
     cursors: dict[int, Position] | None = None,
     lease_seconds: float = 60.0,
     aging_seconds: float = 60.0,
+    contended: bool = False,
 ) -> list[Lease]:
     """Claim, and return only the leases."""
     claimed = await store.claim(
-        queue_id, slots=slots, cursors=cursors or {}, lease_seconds=lease_seconds, aging_seconds=aging_seconds
+        queue_id,
+        slots=slots,
+        cursors=cursors or {},
+        lease_seconds=lease_seconds,
+        aging_seconds=aging_seconds,
+        contended=contended,
     )
     return claimed.leases
 

@@ -58,14 +58,18 @@ def test_a_claim_takes_what_a_sort_would_take(database_url: str) -> None:
             waiting=st.lists(st.tuples(PRIORITY, WAITED), min_size=1, max_size=14, unique_by=lambda one: one[1]),
             aging=st.sampled_from([0, 1, 7, 60, 3600]),
             slots=st.integers(1, 6),
+            held=st.sets(st.integers(0, 13), max_size=6),
         )
-        def check(waiting: list[tuple[int, int]], aging: int, slots: int) -> None:
-            runner.run(_check(sql, store, waiting, aging, slots))
+        def check(waiting: list[tuple[int, int]], aging: int, slots: int, held: set[int]) -> None:
+            runner.run(_check(sql, store, waiting, aging, slots, held))
 
         check()
 
 
-async def _check(sql: Connection, store: WorkerStore, waiting: list[tuple[int, int]], aging: int, slots: int) -> None:
+async def _check(
+    sql: Connection, store: WorkerStore, waiting: list[tuple[int, int]], aging: int, slots: int, held: set[int]
+) -> None:
+    """Those at the places in *held* are in somebody's open transaction meanwhile."""
     await sql.execute("delete from fencepost.jobs; delete from fencepost.pending; delete from fencepost.leases")
     await sql.execute("delete from fencepost.lanes")
     ids = {uuid.uuid4(): one for one in waiting}
@@ -85,14 +89,20 @@ async def _check(sql: Connection, store: WorkerStore, waiting: list[tuple[int, i
     def urgency(job_id: uuid.UUID) -> tuple[float, float, int]:
         return key(aging, *ids[job_id])
 
-    left = set(ids)
+    locked = [one for place, one in enumerate(ids) if place in held]
+    await sql.execute("begin")
+    await sql.execute("select from fencepost.pending where id = any($1) for update", locked)
+    left = set(ids) - set(locked)
     while left:
-        taken = {lease.id for lease in await claim(store, 1, slots=slots, aging_seconds=aging)}
+        found = await claim(store, 1, slots=slots, aging_seconds=aging, contended=bool(locked))
+        taken = {lease.id for lease in found}
         assert len(taken) == min(slots, len(left))
         chosen = sorted(left, key=urgency)[: len(taken)]
         # Jobs of equal urgency may go in either order.
         assert sorted(urgency(one)[0] for one in taken) == pytest.approx(sorted(urgency(one)[0] for one in chosen))
         left -= taken
+    assert await claim(store, 1, slots=slots, aging_seconds=aging, contended=bool(locked)) == []
+    await sql.execute("rollback")
 
 
 @pytest.mark.parametrize("aging", [0.0, 60.0])

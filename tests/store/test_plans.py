@@ -223,12 +223,12 @@ def _statements(samples: dict[str, list[uuid.UUID]]) -> dict[str, tuple[bool, di
     worker: dict[str, dict[str, object]] = {
         "claim": {
             **LANES, "queue_id": 1, "slots": 10, "worker_id": uuid.UUID(int=1), "lease_seconds": 60,
-            "aging_seconds": 60,
+            "aging_seconds": 60, "contended": False,
         },
         "settle": {"queue_id": 1, **ends},
         "turn": {
             **LANES, "queue_id": 1, "slots": 10, "worker_id": uuid.UUID(int=1), "lease_seconds": 60,
-            "aging_seconds": 60, **ends,
+            "aging_seconds": 60, "contended": False, **ends,
         },
         "extend": {"queue_id": 1, "ids": leased, "tokens": [2] * 10, "lease_seconds": 60},
         "recover": {"queue_id": 1, "after": "now", "max_rows": 10, "spared": 0},
@@ -364,7 +364,7 @@ async def test_claims_stay_flat_under_a_pinned_snapshot(
             plan = await explain(
                 {
                     "queue_id": 1, "slots": 10, "worker_id": uuid.UUID(int=1), "lease_seconds": 60,
-                    "aging_seconds": 60,
+                    "aging_seconds": 60, "contended": False,
                     "cursors": json.dumps({lane: [at.run_at.isoformat(), str(at.id)] for lane, at in starts.items()}),
                 },
                 analyze=True,
@@ -391,7 +391,8 @@ async def test_jobs_that_cannot_run_cost_a_claim_nothing(
 
         async def buffers() -> int:
             values = {
-                "queue_id": 1, "slots": 10, "worker_id": uuid.UUID(int=1), "lease_seconds": 60, "aging_seconds": 60,
+                "queue_id": 1, "slots": 10, "worker_id": uuid.UUID(int=1), "lease_seconds": 60,
+                "aging_seconds": 60, "contended": False,
                 "cursors": "{}",
             }  # fmt: skip
             plan = await explain(values, analyze=True)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from fencepost.domain.context import Context
-from fencepost.domain.job import Status
+from fencepost.domain.job import Status, Unique
+from tests.store.support import connect
 
-from .support import Bench, wait_until
+from .support import Bench, Claims, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -51,3 +52,46 @@ async def test_another_worker_takes_the_rest(bench: Bench) -> None:
     await bench.start(queues=("other",))
     await bench.ended(job)
     await wait_until(lambda: not bench.workers[0].running, 1)
+
+
+async def test_a_job_that_somebody_holds_keeps_no_other_lane_waiting(bench: Bench, database_url: str) -> None:
+    """
+    As many as there are slots, and the most urgent ones; by the pattern that docs/how-to/sql.md has for triggers.
+
+        somebody                                the worker
+        asks for what waits already (skipped),
+        so holds the row until they commit
+                                                counts on the urgent lane, and gets nothing there
+                                                looks again without what is held, and runs the others
+        commits
+                                                runs the urgent ones
+    """
+    ran: list[str] = []
+
+    @bench.job("work", payload=str)
+    async def work(context: Context, payload: str) -> None:
+        ran.append(payload)
+
+    urgent = [
+        await bench.enqueue("work", f"urgent {number}", priority=9, unique=Unique(key=str(number), until="started"))
+        for number in range(2)
+    ]
+    somebody = await connect(database_url)
+    try:
+        await somebody.execute("begin")
+        for number in range(2):
+            await somebody.execute(
+                "select fencepost.enqueue('work', '\"x\"', priority => 9, unique_key => $1, unique_until => 'started')",
+                str(number),
+            )
+        others = [await bench.enqueue("work", f"other {number}", priority=number % 2) for number in range(20)]
+        worker = await bench.start(workers=2, poll_interval_seconds=30)
+        claims = Claims(worker)
+        await bench.finished(*others)
+        assert sorted(ran) == sorted(f"other {number}" for number in range(20))
+        assert len(claims.made) < 80, "it asks again and again"
+        await somebody.execute("commit")
+        worker.wake([await bench.queue_id("default")])
+        await bench.finished(*urgent)
+    finally:
+        await somebody.close()

@@ -35,16 +35,18 @@ class WorkerStore:
         cursors: dict[int, Position],
         lease_seconds: float,
         aging_seconds: float,
+        contended: bool = False,
     ) -> Claim:
         """
         Take up to *slots* due jobs from a queue, most urgent first.
 
         Never waits for another worker: rows that someone else is taking are skipped, so
         an empty answer means "nothing free now", not "nothing there". The order is exact
-        within one call and approximate between workers.
+        within one call and approximate between workers. With *contended* jobs that others hold
+        take no part in how the slots are shared among the lanes; that costs more locks.
         """
         queue = await self._queue_name(queue_id)
-        how = self._how(queue_id, slots, cursors, lease_seconds, aging_seconds)
+        how = self._how(queue_id, slots, cursors, lease_seconds, aging_seconds, contended)
         rows = await self.database.fetch("claim", **how)
         return read_claim(rows, queue_id, queue, aging_seconds=aging_seconds)
 
@@ -57,17 +59,24 @@ class WorkerStore:
         cursors: dict[int, Position],
         lease_seconds: float,
         aging_seconds: float,
+        contended: bool = False,
     ) -> tuple[list[Status | None], Claim]:
         """Settle and claim in one statement: `settle` and `claim` at once, both applied or neither."""
         queue = await self._queue_name(queue_id)
-        how = self._how(queue_id, slots, cursors, lease_seconds, aging_seconds)
+        how = self._how(queue_id, slots, cursors, lease_seconds, aging_seconds, contended)
         rows = await self.database.fetch("turn", **how, **_ends(outcomes))
         claimed = [row for row in rows if not row["settled"]]
         differing = {(row["id"], row["transaction"]): row["type"] for row in rows if row["settled"]}
         return _statuses(outcomes, differing), read_claim(claimed, queue_id, queue, aging_seconds=aging_seconds)
 
     def _how(
-        self, queue_id: int, slots: int, cursors: dict[int, Position], lease_seconds: float, aging_seconds: float
+        self,
+        queue_id: int,
+        slots: int,
+        cursors: dict[int, Position],
+        lease_seconds: float,
+        aging_seconds: float,
+        contended: bool,
     ) -> dict[str, object]:
         """What both statements that claim are told."""
         return {
@@ -76,6 +85,7 @@ class WorkerStore:
             "worker_id": self.worker_id,
             "lease_seconds": lease_seconds,
             "aging_seconds": aging_seconds,
+            "contended": contended,
             "cursors": _places(cursors),
         }
 

@@ -67,8 +67,7 @@ class Dispatcher:
         self._free = free
         self._slot_freed = slot_freed
         self._hand_over = hand_over
-        self._lease_seconds = lease_seconds
-        self._aging_seconds = aging_seconds
+        self._terms = {"lease_seconds": lease_seconds, "aging_seconds": aging_seconds}
         self._poll_seconds = poll_seconds
         self._serves = serves
         self._pulse = pulse or unwatched("dispatcher")
@@ -77,6 +76,8 @@ class Dispatcher:
         """Queues that may have something due, in turn."""
         self._due_at: dict[int, float] = {}
         """Queues whose next scheduled job is due then, by the monotonic clock."""
+        self._contended: dict[int, bool] = {}
+        """Queues whose last claim counted on jobs that others hold."""
         self._woken = asyncio.Event()
         self._next_poll = 0.0
         self._next_blind_look = time.monotonic() + BLIND_LOOK_SECONDS
@@ -226,7 +227,8 @@ class Dispatcher:
             # To the end of the line: other queues get their turn first.
             self._ready[queue_id] = None
         elif len(claim.lanes) > 1 and sum(lane.wanted for lane in claim.lanes) == slots:
-            # The merge counted on jobs that others are taking right now; there may be more behind them.
+            # The merge counted on jobs that others hold, maybe for long; there may be more behind them.
+            self._contended[queue_id] = True
             self._plan(queue_id, CONTENDED_SECONDS)
         for lane in claim.lanes:
             if lane.next_run_at is not None and claim.seen_at is not None:
@@ -239,12 +241,12 @@ class Dispatcher:
 
     async def _take_turn(self, queue_id: int, slots: int, starts: Starts) -> Claim:
         """Claim; and when outcomes of the queue are waiting to be written, write them in the same statement."""
-        how = {"lease_seconds": self._lease_seconds, "aging_seconds": self._aging_seconds}
-        batch = self._settler.take(queue_id)
-        if batch:
+        contended = self._contended.pop(queue_id, False)
+        if batch := self._settler.take(queue_id):
             try:
-                outcomes = [outcome for _, outcome in batch]
-                statuses, claim = await self._store.turn(queue_id, outcomes, slots=slots, cursors=starts, **how)
+                statuses, claim = await self._store.turn(
+                    queue_id, [one for _, one in batch], slots=slots, cursors=starts, contended=contended, **self._terms
+                )
             except Exception as error:
                 if waited_too_long(error):
                     self._settler.put_apart(batch)
@@ -260,7 +262,7 @@ class Dispatcher:
             else:
                 self._settler.report(batch, statuses)
                 return claim
-        return await self._store.claim(queue_id, slots=slots, cursors=starts, **how)
+        return await self._store.claim(queue_id, slots=slots, cursors=starts, contended=contended, **self._terms)
 
     def _look_behind(self) -> None:
         """Start looking after old transactions that have ended, beside the claims."""

@@ -5,14 +5,14 @@
 --   aging 0 the higher priority always goes first.
 -- Parameters: cursors, where in each lane this dispatcher's scan begins: a jsonb object of [run_at, id] by priority.
 --   They save re-reading the dead entries of jobs already taken, and decide nothing else (worker/cursors.py has the
---   proof).
+--   proof). contended: whether the last claim counted on jobs that others hold, so that those are to be told first.
 -- Returns: a row a lane first (id null): how many it was asked for, the first due job it saw and did not take, when
 --   its next scheduled job is due if no other is, the jobs taken in their order, with their run_at if there are
 --   several lanes to merge, and this statement's snapshot, clock and transaction. Then each job's definition, in no
 --   order; its snapshot is an object of tags, metadata, trace_context and expired, for a job that has any of that.
 --   No row at all: the queue is paused, or nothing was ever enqueued.
--- Index: pending_lane, from the cursor on; then primary keys. Locks: the rows taken; rows that another dispatcher
---   holds are skipped, so nothing waits.
+-- Index: pending_lane, from the cursor on; then primary keys. Locks: the rows taken, and with contended up to :slots
+--   more in each lane; rows that others hold are skipped, so nothing waits.
 --
 -- Two dispatchers, one job:
 --     A                                   B
@@ -21,6 +21,14 @@
 --     commits
 --                                         an older snapshot still shows the row: the lock
 --                                         finds it deleted and takes nothing
+--
+-- A producer's open transaction that holds a waiting job (unique_until => 'started'), two lanes, one slot:
+--     the producer                        a claim                             the next one, contended
+--     locks the urgent lane's only job
+--                                         counts on it: wants 1 there, 0 in
+--                                         the other lane, and gets nothing
+--                                                                             finds it locked, so wants 1 in the
+--                                                                             other lane, and gets that
 with lane as materialized (
     select l.priority, count(*) over () as lanes,
            coalesce(cast(c.place ->> 0 as timestamptz), timestamptz '-infinity') as run_at,
@@ -31,18 +39,37 @@ with lane as materialized (
        and exists (select from fencepost.queues q where q.id = cast(:queue_id as int) and q.paused_at is null)
 ),
 front as materialized (
-    -- Only with several lanes: the first due jobs of each, unlocked, to see which lanes the next ones are in.
+    -- Only with several lanes: the first due jobs of each, to see which lanes the next ones are in. Unlocked as a rule,
+    -- since most of them are not taken.
     select lane.priority
       from lane
      cross join lateral (
-        select p.run_at
-          from fencepost.pending p
-         where p.queue_id = cast(:queue_id as int)
-           and p.priority = lane.priority
-           and (p.run_at, p.id) > (lane.run_at, lane.id)
-           and p.run_at <= now()
-         order by p.run_at, p.id
-         limit cast(:slots as int)
+        select seen.run_at
+          from (
+            select p.run_at
+              from fencepost.pending p
+             where p.queue_id = cast(:queue_id as int)
+               and p.priority = lane.priority
+               and (p.run_at, p.id) > (lane.run_at, lane.id)
+               and p.run_at <= now()
+             order by p.run_at, p.id
+             limit cast(:slots as int)
+          ) seen
+         where not cast(:contended as boolean)
+        union all
+        select free.run_at
+          from (
+            select p.run_at
+              from fencepost.pending p
+             where p.queue_id = cast(:queue_id as int)
+               and p.priority = lane.priority
+               and (p.run_at, p.id) > (lane.run_at, lane.id)
+               and p.run_at <= now()
+             order by p.run_at, p.id
+             limit cast(:slots as int)
+               for update skip locked
+          ) free
+         where cast(:contended as boolean)
      ) p
      where lane.lanes > 1
      order by case when cast(:aging_seconds as float8) = 0 then lane.priority end desc,
