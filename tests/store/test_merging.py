@@ -12,8 +12,10 @@ import pytest
 from fencepost.domain.ids import new_id
 from fencepost.domain.job import NewJob
 from fencepost.errors import DatabaseUnavailable, KeyConflict
+from fencepost.store.holding import Contended
 from fencepost.store.jobs import Jobs
 from fencepost.store.merging import UNDER_WAY, Merger
+from tests.patience import limit
 
 
 def job(**changes: Any) -> NewJob:
@@ -152,3 +154,80 @@ async def test_those_who_come_while_a_lone_one_is_stored_follow_it() -> None:
     inserts.let_go.set()
     assert [row["id"] for row in await asyncio.gather(*callers)] == list(range(6))
     assert inserts.batches[2:] == [[2, 3, 4, 5]]
+
+
+class Keys:
+    """Stands for the statement where another transaction holds some keys, which are waited for a little."""
+
+    def __init__(self, *held: str) -> None:
+        self.held = set(held)
+        self.batches: list[list[str]] = []
+        self._news = asyncio.Event()
+
+    async def tries(self, key: str) -> None:
+        """Wait until it was tried alone, twice."""
+        async with asyncio.timeout(limit(5)):
+            while self.batches.count([key]) < 2:
+                self._news.clear()
+                await self._news.wait()
+
+    async def __call__(self, records: Sequence[str]) -> list[str]:
+        self.batches.append(list(records))
+        self._news.set()
+        await asyncio.sleep(0.002)
+        if not self.held.isdisjoint(records):
+            raise Contended
+        return [f"stored {record}" for record in records]
+
+
+def keyed(insert: Keys) -> Merger[str, str]:
+    return Merger(insert, keys=lambda record: [record])
+
+
+async def test_who_waits_for_a_key_holds_up_nobody() -> None:
+    insert = Keys("a", "b")
+    merger = keyed(insert)
+    waiting = [asyncio.create_task(merger.put(key)) for key in ("a", "a", "b", "a")]
+    await insert.tries("b")
+    known = len(insert.batches)
+    others = await asyncio.gather(*(merger.put(f"other {number}") for number in range(50)))
+    waiting.append(asyncio.create_task(merger.put("a")))
+    assert others == [f"stored other {number}" for number in range(50)]
+    assert all(len({*batch} & insert.held) == 0 or len(batch) == 1 for batch in insert.batches[known:])
+    assert not any(task.done() for task in waiting)
+    insert.held.discard("b")
+    assert await waiting[2] == "stored b"
+    waiting[3].cancel()
+    insert.held.clear()
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(one) for one in ended] == ["stored a", "stored a", "stored b", "", "stored a"]
+    assert merger._held._trying is not None
+    await asyncio.wait([merger._held._trying], timeout=5)
+    assert merger._held._trying.done(), "nobody waits any more"
+
+
+async def test_a_key_that_stays_held_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fencepost.store.merging.PATIENCE_SECONDS", 0.03)
+    insert = Keys("a")
+    merger = keyed(insert)
+    ended = await asyncio.gather(*(merger.put("a") for _ in range(3)), return_exceptions=True)
+    assert [type(one) for one in ended] == [DatabaseUnavailable] * 3
+    assert all("nothing was stored" in str(one) for one in ended)
+    insert.held.clear()
+    assert await merger.put("a") == "stored a"
+
+
+async def test_a_fault_while_a_key_is_waited_for_is_told_to_its_caller_alone() -> None:
+    insert = Keys("a")
+    merger = keyed(insert)
+    waiting = [asyncio.create_task(merger.put(key)) for key in ("a", "a")]
+    await insert.tries("a")
+    whole, fault = insert.__call__, ValueError("poison")
+
+    async def broken(records: Sequence[str]) -> list[str]:
+        merger._held._insert = whole
+        insert.held.clear()
+        raise fault
+
+    merger._held._insert = broken
+    assert await asyncio.gather(*waiting, return_exceptions=True) == [fault, "stored a"]

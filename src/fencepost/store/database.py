@@ -20,6 +20,7 @@ from fencepost.store import pooling, sessions, statements
 from fencepost.store.connecting import connect
 from fencepost.store.failures import UNAVAILABLE, is_broken, prepared, reaching, translated
 from fencepost.store.lines import Lines
+from fencepost.store.patience import Patience
 from fencepost.store.sessions import PATIENCE_SECONDS, SESSION, Sessions, cut_off
 
 Row = Mapping[str, Any]
@@ -119,6 +120,8 @@ class Database:
         # What they save is a small part of a statement that takes a transaction of its own.
         lines = 0 if self.pooler is Pooler.TRANSACTION else lines
         self._connections = connections - lines
+        self.patience = Patience(max(1, connections // 2), wait_seconds=ACQUIRE_SECONDS)
+        """For statements that may wait for other transactions' locks."""
         # They have a timer for all their statements.
         self._lines = Lines(lambda: self.connect(command_timeout=None), count=lines, patience_seconds=PATIENCE_SECONDS)
         self._sessions = Sessions(dsn, {**SESSION, **(session or {})}, self.pooler)

@@ -89,6 +89,11 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether no key can stand in its way."""
         return self.idempotency_key is None and self.unique is None
 
+    def keys(self) -> list[tuple[str, ...]]:
+        """The keys of it that another transaction may hold."""
+        keys: list[tuple[str, ...]] = [] if self.idempotency_key is None else [(self.idempotency_key,)]
+        return keys if self.unique is None else [*keys, (self.type, self.unique.key)]
+
     def stored(self, created_at: datetime, effect: str = CREATED) -> Enqueued:
         """What became of it, stored at that time of the database's. It is due when the statements say, too."""
         due = created_at

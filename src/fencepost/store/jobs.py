@@ -39,28 +39,12 @@ from fencepost.store.enqueueing import (
 )
 from fencepost.store.failures import deadlocked, waited_too_long
 from fencepost.store.hints import Hint, Hints, due_hint
+from fencepost.store.holding import Contended
 from fencepost.store.merging import Merger
 from fencepost.store.queues import Queues
-from fencepost.telemetry.pulses import Pulse
 
 RACE_ROUNDS = 5
 """How often an operation by id looks again when the job was just moving."""
-ENQUEUE_PATIENCE_SECONDS = 20.0
-"""How long jobs may wait to be stored without any statement's ending, before that is told as stuck."""
-
-
-class _Contended(Exception):
-    """An idempotency key or a unique one of several callers' jobs is in the hands of another transaction."""
-
-
-def _pulse() -> Pulse:
-    return Pulse(
-        "enqueue",
-        task="stores the jobs that are handed in",
-        patience_seconds=ENQUEUE_PATIENCE_SECONDS,
-        advice="see whether the database answers and isn't overloaded, then restart this process",
-        idle=True,
-    )
 
 
 class Jobs:
@@ -70,9 +54,9 @@ class Jobs:
         self._database = database
         self._queues = queues
         self._hints = hints
-        self._plain = Merger(self._insert_plain, pulse=_pulse())
+        self._plain = Merger(self._insert_plain)
         # Apart, since a key may be in the hands of somebody's long transaction.
-        self._keyed = Merger(self._insert_keyed, pulse=_pulse())
+        self._keyed = Merger(self._insert_keyed, keys=Record.keys)
         self.pulses = (self._plain.pulse, self._keyed.pulse)
         """Of what stores the jobs of concurrent callers."""
         self._may_only_enqueue = False
@@ -107,7 +91,8 @@ class Jobs:
             return []
         for tries_left in reversed(range(RACE_ROUNDS)):
             try:
-                rows = await self._database.fetch("enqueue_jobs", jobs=encode_jobs(jobs))
+                async with self._database.patience.place():
+                    rows = await self._database.fetch("enqueue_jobs", jobs=encode_jobs(jobs))
             except DatabaseUnavailable as error:
                 if not (deadlocked(error) and tries_left):
                     raise
@@ -136,7 +121,8 @@ class Jobs:
         if all(record.is_plain for record in records):
             return await self._insert_plain(records)
         for _ in range(RACE_ROUNDS):
-            answer = await self._send(records)
+            async with self._database.patience.place():
+                answer = await self._send(records)
             if not any(one.key_gone for one in answer.differing):
                 break
         return outcomes(answer, records)
@@ -154,12 +140,12 @@ class Jobs:
         return [record.stored(created_at) for record in records]
 
     async def _insert_keyed(self, records: Sequence[Record]) -> list[Enqueued | Differing]:
-        """Store what can be stored of several callers' records. Raises _Contended, and then nothing is."""
+        """Store what can be stored of several callers' records. Raises Contended, and then nothing is."""
         try:
-            return verdicts(await self._send(records, whole=len(records) == 1), records)
+            return verdicts(await self._send(records, whole=False), records)
         except DatabaseUnavailable as error:
-            if len(records) > 1 and waited_too_long(error):
-                raise _Contended from error
+            if waited_too_long(error):
+                raise Contended from error
             raise
 
     async def _send(self, records: Sequence[Record], *, whole: bool = True) -> Answer:
@@ -229,9 +215,10 @@ class Jobs:
         """
         queue_id = await self._queue_of(job_id)
         for _ in range(RACE_ROUNDS):
-            rows = await self._hints.fetch(
-                "cancel", id=job_id, queue_id=queue_id, hint=self._hints.cancellation(queue_id, job_id)
-            )
+            async with self._database.patience.place():
+                rows = await self._hints.fetch(
+                    "cancel", id=job_id, queue_id=queue_id, hint=self._hints.cancellation(queue_id, job_id)
+                )
             if rows:
                 return Status.CANCELLED if rows[0]["effect"] == "cancelled" else Status.PROCESSING
             job = await self.get(job_id)
@@ -250,9 +237,9 @@ class Jobs:
         """
         queue_id = await self._queue_of(job_id)
         for _ in range(RACE_ROUNDS):
-            rows = await self._hints.fetch(
-                "retry", id=job_id, queue_id=queue_id, hint=self._hints.immediate({queue_id})
-            )
+            hint = self._hints.immediate({queue_id})
+            async with self._database.patience.place():
+                rows = await self._hints.fetch("retry", id=job_id, queue_id=queue_id, hint=hint)
             if not rows:
                 job = await self.get(job_id)
                 raise WrongStatus(f"job {job_id} is {job.status}; only a dead_letter job can be retried")

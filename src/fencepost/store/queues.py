@@ -46,12 +46,15 @@ class Queues:
         """
         queue_id = self._ids.get(name)
         if queue_id is None:
-            rows = await self._database.fetch("ensure_queue", name=name)
+            # Somebody's open transaction may be making it.
+            async with self._database.patience.place():
+                rows = await self._database.fetch("ensure_queue", name=name)
             while not rows:  # Made by someone else after this statement's snapshot.
                 rows = await self._database.fetch("find_queue", name=name)
             queue_id = self._ids[name] = int(rows[0]["id"])
         if (queue_id, priority) not in self._lanes:
-            await self._database.fetch("ensure_lane", queue_id=queue_id, priority=priority)
+            async with self._database.patience.place():
+                await self._database.fetch("ensure_lane", queue_id=queue_id, priority=priority)
             self._lanes.add((queue_id, priority))
         return queue_id
 
@@ -87,6 +90,8 @@ class Queues:
 
     async def _set_paused(self, name: str, *, paused: bool) -> QueueState:
         queue_id = await self.id_of(name)
-        await self._hints.fetch("pause_queue", queue_id=queue_id, paused=paused, hint=self._hints.immediate({queue_id}))
+        hint = self._hints.immediate({queue_id})
+        async with self._database.patience.place():
+            await self._hints.fetch("pause_queue", queue_id=queue_id, paused=paused, hint=hint)
         self._hints.committed({queue_id})
         return await self.state(name)
