@@ -234,11 +234,11 @@ function bytes_of(low uuid, high uuid, ids uuid[]) returns bigint
              where a.id >= low and a.id < high and a.id = any (ids)
         )
 
-function cancel_replaced(waiting uuid, its_queue integer, successor uuid) returns void
+function cancel_waiting(waiting uuid, its_queue integer, kind text, reason text) returns void
     plpgsql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp
-    -- Ends a waiting job, whose row is locked, in favour of another with its unique key. For enqueue_jobs only.
+    -- Ends a waiting job, whose row is locked, for a reason that its history tells. For enqueue_jobs only.
     --
-    -- The history says by which. The entry takes a token of its own, since the job's last one may have an entry already.
+    -- The entry takes a token of its own, since the job's last one may have an entry already.
     declare
         gone record;
     begin
@@ -265,8 +265,7 @@ function cancel_replaced(waiting uuid, its_queue integer, successor uuid) return
         )
         values (
             waiting, its_queue, gone.token, gone.attempts, 'cancelled', uuid '00000000-0000-0000-0000-000000000000',
-            clock_timestamp(), clock_timestamp(), 'Replaced',
-            format('job %s has the same unique key and took its place before it started', successor)
+            clock_timestamp(), clock_timestamp(), kind, reason
         );
     end
 
@@ -1070,6 +1069,9 @@ function store_unique(job jsonb, places jsonb, moment timestamp with time zone) 
     --     commits
     --                                         takes the job, which sees the change
     --
+    -- A waiting job whose own time is over (expires) can't start any more, so it stands in nobody's way: it is ended here as a
+    -- claim would end it. Nor is it moved to where it could not start.
+    --
     -- A job that is just being moved by others is found nowhere, or not where it was: it is looked at again, in a new
     -- snapshot. Where there is no new one (repeatable read), PostgreSQL refuses and the caller has to start again.
     declare
@@ -1080,6 +1082,7 @@ function store_unique(job jsonb, places jsonb, moment timestamp with time zone) 
         target timestamptz;
         unstarted boolean;
         stands boolean;
+        left_over boolean;
     begin
         select cast(job ->> 'id' as uuid) as id, job ->> 'type' as type,
                cast(coalesce(job ->> 'queue_id', places ->> (job ->> 'queue')) as int) as queue_id,
@@ -1113,12 +1116,18 @@ function store_unique(job jsonb, places jsonb, moment timestamp with time zone) 
                for update;
             -- Retention removed it in between.
             continue when not found;
-            select p.attempts, p.id is not null as waits, l.id is not null as runs
+            select p.attempts, p.token, p.id is not null as waits, l.id is not null as runs, j.expires_at
               into place
               from (select) one
               left join lateral (
-                select p.id, p.attempts from fencepost.pending p where p.id = holder.job_id and p.queue_id = holder.queue_id
+                select p.id, p.attempts, p.token
+                  from fencepost.pending p
+                 where p.id = holder.job_id
+                   and p.queue_id = holder.queue_id
               ) p on true
+              left join lateral (
+                select j.expires_at from fencepost.jobs j where j.id = p.id and j.queue_id = holder.queue_id limit 1
+              ) j on true
               left join lateral (
                 select l.id from fencepost.leases l where l.id = holder.job_id and l.queue_id = holder.queue_id
               ) l on true;
@@ -1126,6 +1135,22 @@ function store_unique(job jsonb, places jsonb, moment timestamp with time zone) 
             stands := case holder.until when 'started' then unstarted
                                         when 'finished' then place.waits or place.runs
                                         else holder.expires_at > clock_timestamp() end;
+            -- What was given back, or put back by hand, is started all the same.
+            left_over := place.waits and (place.attempts > 0 or place.token = 0) and place.expires_at <= clock_timestamp();
+            if left_over and stands and holder.until <> 'period' then
+                perform
+                   from fencepost.pending p
+                  where p.id = holder.job_id
+                    and p.queue_id = holder.queue_id
+                    and p.token = place.token
+                    for update;
+                -- A claim that began in time has taken it.
+                continue when not found;
+                perform fencepost.cancel_waiting(
+                    holder.job_id, holder.queue_id, 'Expired', 'its time was over before this attempt started'
+                );
+                stands := false;
+            end if;
             if unstarted and stands and (asked.mode <> 'skip' or 'started' in (holder.until, asked.until)) then
                 select p.*
                   into waiting
@@ -1153,13 +1178,18 @@ function store_unique(job jsonb, places jsonb, moment timestamp with time zone) 
                         'effect', 'skipped', 'id', holder.job_id, 'queue_id', waiting.queue_id, 'run_at', waiting.run_at
                     );
                 end if;
-                update fencepost.pending p set run_at = target where p.id = waiting.id and p.queue_id = waiting.queue_id;
-                return jsonb_build_object(
-                    'effect', 'rescheduled', 'id', waiting.id, 'queue_id', waiting.queue_id, 'run_at', target
-                );
+                if place.expires_at is null or target < place.expires_at then
+                    update fencepost.pending p set run_at = target where p.id = waiting.id and p.queue_id = waiting.queue_id;
+                    return jsonb_build_object(
+                        'effect', 'rescheduled', 'id', waiting.id, 'queue_id', waiting.queue_id, 'run_at', target
+                    );
+                end if;
             end if;
             if stands then
-                perform fencepost.cancel_replaced(waiting.id, waiting.queue_id, asked.id);
+                perform fencepost.cancel_waiting(
+                    waiting.id, waiting.queue_id, 'Replaced',
+                    format('job %s has the same unique key and took its place before it started', asked.id)
+                );
             end if;
             update fencepost.unique_keys k
                set job_id = asked.id, queue_id = asked.queue_id, until = asked.until, expires_at = asked.expires_at

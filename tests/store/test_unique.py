@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -566,3 +566,62 @@ async def test_no_claim_and_no_settlement_ever_touches_the_keys(
         leases = await claim(worker_store, 1, slots=10)
         assert len(leases) == 10
         await worker_store.settle(1, [completed(lease) for lease in leases])
+
+
+@pytest.mark.parametrize("until", [UniqueUntil.STARTED, UniqueUntil.FINISHED])
+@pytest.mark.parametrize("mode", UniqueMode)
+async def test_a_job_that_can_start_no_more_stands_in_nobodys_way(
+    jobs: Jobs, sql: Connection, until: UniqueUntil, mode: UniqueMode
+) -> None:
+    """It waits for a worker, and its time is over; a new request must not be answered with it."""
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    late, fresh = (one(unique=unique(until, mode), expires_at=at) for at in (past, None))
+    await jobs.enqueue([late])
+    [answer] = await jobs.enqueue([fresh])
+    assert (answer.id, answer.effect) == (fresh.id, "created")
+    ended = await jobs.get(late.id)
+    assert (ended.status, ended.last_error) == (Status.CANCELLED, "its time was over before this attempt started")
+    [attempt] = await jobs.attempts(late.id)
+    assert attempt.error_type == "Expired"
+    assert (await jobs.get(fresh.id)).status is Status.PENDING
+    assert await sql.fetchval("select job_id from fencepost.unique_keys") == fresh.id
+
+
+async def test_requests_that_keep_moving_a_job_do_not_move_it_beyond_its_time(jobs: Jobs) -> None:
+    def request(seconds: float) -> NewJob:
+        latest = unique(UniqueUntil.STARTED, UniqueMode.LATEST)
+        return one(unique=latest, delay_seconds=seconds, expires_seconds=100.0)
+
+    first, moved, late = request(10), request(90), request(110)
+    answers = [(await jobs.enqueue([made]))[0] for made in (first, moved, late)]
+    assert [(answer.id, answer.effect) for answer in answers] == [
+        (first.id, "created"),
+        (first.id, "rescheduled"),
+        (late.id, "replaced"),
+    ]
+    assert (await jobs.get(first.id)).status is Status.CANCELLED
+    assert (await jobs.get(late.id)).status is Status.PENDING
+
+
+async def test_a_claim_that_began_in_time_wins_over_a_request_that_finds_it_late(jobs: Jobs, sql: Connection) -> None:
+    """
+    claim                           enqueue with the same key, until = finished
+    takes the job in time
+                                    sees it waiting still, and its time over; waits for its row
+    commits
+                                    finds it running: skipped
+    """
+    made = one(expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    await jobs.enqueue([made])
+    await sql.execute("begin")
+    await sql.execute(
+        "with gone as (delete from fencepost.pending returning *) "
+        "insert into fencepost.leases (id, queue_id, priority, attempt, token, worker_id, started_at, locked_until) "
+        "select id, queue_id, priority, 1, 1, id, now(), now() + interval '1 hour' from gone"
+    )
+    asked = asyncio.create_task(jobs.enqueue([one()]))
+    await waits_for_a_lock(sql)
+    await sql.execute("commit")
+    [answer] = await asked
+    assert (answer.id, answer.effect) == (made.id, "skipped")
+    assert await sql.fetchval("select count(*) from fencepost.jobs") == 1

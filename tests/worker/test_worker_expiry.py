@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
+from fencepost.errors import Snooze
 
 from .support import Bench, Tally, wait_until
 
@@ -63,3 +65,52 @@ async def test_a_flood_of_expired_jobs_holds_up_nothing(bench: Bench) -> None:
     jobs = await bench.finished_quickly(flood)
     assert {job.status for job in jobs} == {Status.CANCELLED}
     await bench.audit()
+
+
+async def test_a_dead_letter_that_is_retried_by_hand_runs_though_its_time_is_over(bench: Bench) -> None:
+    runs = 0
+
+    @bench.job("work")
+    async def work(context: Any, payload: Any) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise RuntimeError("broken")
+
+    job_id = await bench.enqueue("work", expires_seconds=3600.0, max_attempts=1)
+    await bench.start()
+    assert (await bench.ended(job_id)).status is Status.DEAD_LETTER
+    await let_time_be_over(bench)
+    await bench.jobs.retry(job_id)
+    assert (await bench.ended(job_id)).status is Status.COMPLETED
+    assert runs == 2
+
+
+async def test_what_is_given_back_runs_again_though_its_time_is_over_by_then(bench: Bench) -> None:
+    """By a snooze, and by a stop of the worker, as at each deployment. Both cost no attempt."""
+    starts: list[str] = []
+    late = asyncio.Event()
+
+    @bench.job("work", payload=str)
+    async def work(context: Any, payload: str) -> None:
+        starts.append(payload)
+        if starts.count(payload) == 1:
+            await late.wait()
+            if payload == "snoozes":
+                raise Snooze(0)
+            await asyncio.Event().wait()
+
+    both = [await bench.enqueue("work", how, expires_seconds=3600.0) for how in ("snoozes", "is stopped")]
+    worker = await bench.start(workers=2)
+    await wait_until(lambda: len(starts) == 2, 8)
+    await let_time_be_over(bench)
+    late.set()
+    assert (await bench.ended(both[0])).status is Status.COMPLETED
+    await worker.drain(0)
+    await bench.start()
+    assert (await bench.ended(both[1])).status is Status.COMPLETED
+    assert sorted(starts) == ["is stopped", "is stopped", "snoozes", "snoozes"]
+
+
+async def let_time_be_over(bench: Bench) -> None:
+    await bench.value("update fencepost.jobs set expires_at = now() - interval '1 second' returning id")

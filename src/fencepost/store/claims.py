@@ -172,15 +172,25 @@ def _with_more(lease: Lease, text: str) -> Lease:
             extra={"job_id": str(lease.id), "reason": str(error)},
         )
         # PostgreSQL puts the shorter names first, and in an array of texts there are no objects.
-        return msgspec.structs.replace(lease, expired=text.partition('"expired": ')[2].startswith("true"))
+        is_over = text.partition('"expired": ')[2].startswith("true")
+        return msgspec.structs.replace(lease, expired=is_over and not _was_started_before(lease))
     metadata = bytes(more.metadata).decode()
     return msgspec.structs.replace(
         lease,
         tags=more.tags,
         metadata=None if metadata == "null" else metadata,
         trace_context=more.trace_context,
-        expired=more.expired,
+        expired=more.expired and not _was_started_before(lease),
     )
+
+
+def _was_started_before(lease: Lease) -> bool:
+    """
+    Whether this is a first attempt but not a first start: it started in time, or somebody wants it all the same.
+
+    It was given back by a stop or a snooze, or was put back by hand. A retry after a failure is none.
+    """
+    return lease.attempt == 1 and lease.token > 1
 
 
 def _lane(row: Row) -> LaneScan:

@@ -1,4 +1,4 @@
-"""One enqueue for more queues than a hint has room for wakes the workers of them all."""
+"""Enqueues that wake the workers of all their queues, and that no expired job stands in the way of."""
 
 from __future__ import annotations
 
