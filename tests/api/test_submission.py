@@ -13,7 +13,9 @@ import pytest
 
 from fencepost import Fencepost, Unique, UniqueBy
 from fencepost.api.app import Services
+from fencepost.store.database import Database
 from fencepost.store.jobs import Jobs
+from fencepost.store.retention import FIRST_ID, LAST_ID, Keep, Retention
 from tests.api.support import JSON, LINES, Worker, client_of, created, error_of
 
 # Known at collection, so that the plugin keeps the parameters of parametrised tests.
@@ -484,3 +486,20 @@ async def test_responses_are_json_without_surprises(api: httpx2.AsyncClient) -> 
     assert response.headers["cache-control"] == "no-store"
     assert response.headers["x-content-type-options"] == "nosniff"
     assert json.loads(response.content)
+
+
+async def test_a_key_whose_job_was_removed_is_held_for_its_period_and_says_so(
+    api: httpx2.AsyncClient, worker: Worker, database: Database
+) -> None:
+    """Jobs may be kept for a shorter time than a unique key's period."""
+    asked = {"type": "echo", "unique": {"key": "welcome-1", "period": "30d"}}
+    job_id = (await api.post("/jobs", json=asked)).json()["id"]
+    await worker.complete(await worker.take())
+    await database.execute("update fencepost.finished set finished_at = now() - interval '8 days'")
+    retention = Retention(database, Keep(by_status={"completed": 7 * 86400.0}))
+    assert (await retention.remove_jobs(after=FIRST_ID, before=LAST_ID, rows=10)).jobs == 1
+    again = await api.post("/jobs", json=asked)
+    assert (again.status_code, again.headers["x-error-code"]) == (409, "duplicate_job")
+    assert again.json()["error"].startswith(f"job {job_id} has this job's key still, though it has ended")
+    bulk = await api.post("/jobs", json=[asked])
+    assert (bulk.status_code, bulk.json()["jobs"][0]["effect"]) == (200, "skipped")

@@ -116,8 +116,8 @@ def test_every_field_has_a_variable_that_its_description_names() -> None:
     ],
 )
 def test_the_own_name_wins_over_an_alias(own: str, alias: str, field: str) -> None:
-    values = {own: "77s" if field != "workers" else "77", alias: "99"}
-    assert getattr(from_environment(values), field) == 77
+    values = {own: "47s" if field != "workers" else "47", alias: "99"}
+    assert getattr(from_environment(values), field) == 47
 
 
 def test_the_port_of_http_addr_wins_over_port() -> None:
@@ -153,7 +153,8 @@ def test_flags_win_over_the_environment_and_none_is_no_flag() -> None:
         ("JOB_TIMEOUT", "366d", "must be from 1ms to a year"),
         ("LEASE_DURATION", "-1s", "is not a duration"),
         ("VISIBILITY_TIMEOUT", "9" * 400, "must be from 1ms to a year"),
-        ("POLL_INTERVAL", "0", "must be from 1ms to a year"),
+        ("POLL_INTERVAL", "0", "must be from 1ms to 1m"),
+        ("POLL_INTERVAL", "61s", "must be from 1ms to 1m"),
         ("LEASE_EXTENSION", "maybe", "must be true or false"),
         ("WEBHOOK_ALLOW_PRIVATE", "2", "must be true or false"),
         ("QUEUES", "mail,two words", "each name must be 1 to 100 of the characters .* not 'two words'"),

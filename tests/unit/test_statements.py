@@ -158,7 +158,7 @@ def test_a_word_that_ends_like_the_qualifier_is_left_alone() -> None:
     assert statements.qualify("fencepost.a", r"\1\g<0>") == r'"\1\g<0>".a'
 
 
-@pytest.mark.parametrize("schema", ["", "a\x00b", "x" * 51, "é" * 26, "it's", "50%", "a$$b"])
+@pytest.mark.parametrize("schema", ["", "a\x00b", "x" * 51, "é" * 26, "it's", "50%", "a$$b", "app:jobs"])
 def test_a_schema_that_cannot_be_is_refused(schema: str) -> None:
     with pytest.raises(InvalidSettings, match="SCHEMA must be"):
         statements.quote_schema(schema)

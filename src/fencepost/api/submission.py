@@ -23,7 +23,7 @@ from fencepost.api.schemas import (
 from fencepost.domain.fields import check_key, parse_trace_context
 from fencepost.domain.job import NewJob
 from fencepost.domain.requests import JobRequest, Rules, make_job
-from fencepost.errors import InvalidJob
+from fencepost.errors import DuplicateJob, InvalidJob, JobNotFound
 from fencepost.store.enqueueing import CREATED, Enqueued
 from fencepost.store.jobs import Jobs
 from fencepost.telemetry.events import Events
@@ -67,8 +67,14 @@ class Submissions:
         job, enqueued = await self._store_one(job, request)
         if enqueued.is_new:
             return answer(record_of_new(job, enqueued), 201, _headers(enqueued))
-        current = await self._jobs.get(enqueued.id)
-        record = record_of(current, await self._jobs.attempts(enqueued.id))
+        try:
+            current = await self._jobs.get(enqueued.id)
+            record = record_of(current, await self._jobs.attempts(enqueued.id))
+        except JobNotFound:
+            raise DuplicateJob(
+                f"job {enqueued.id} has this job's key still, though it has ended and was removed since; nothing was "
+                "stored. Keep ended jobs for as long as their keys (RETAIN_COMPLETED and its kin), or use another key"
+            ) from None
         return answer(record, 200, _headers(enqueued))
 
     async def post_submit(self, request: Request) -> Response:

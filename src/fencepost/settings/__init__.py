@@ -234,7 +234,8 @@ _VARIABLES: list[tuple[str, tuple[str, ...], Any]] = [
     (
         "poll_interval_seconds",
         ("POLL_INTERVAL", "POLL_INTERVAL_SECONDS"),
-        reading.duration(0.001, bare_seconds=True),
+        # What is due in more than a minute is announced to nobody: workers have to look that often.
+        reading.duration(0.001, high=60, bare_seconds=True),
     ),
     ("backoff_base_seconds", ("BACKOFF_BASE",), reading.duration(0)),
     ("backoff_max_seconds", ("BACKOFF_MAX",), reading.duration(0)),

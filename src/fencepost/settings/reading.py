@@ -25,13 +25,14 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return read
 
 
-def duration(low: float, *, bare_seconds: bool = False) -> Callable[[str], float]:
-    """For seconds, from *low* to a year; with *bare_seconds* a number without a unit is seconds too."""
+def duration(low: float, *, high: float = 86400 * 365, bare_seconds: bool = False) -> Callable[[str], float]:
+    """For seconds, from *low* to *high*; with *bare_seconds* a number without a unit is seconds too."""
 
     def read(text: str) -> float:
         seconds = float(text) if bare_seconds and text.isascii() and text.isdigit() else parse_duration(text)
-        if not low <= seconds <= 86400 * 365:
-            raise ValueError(f"must be from {format_duration(low)} to a year, not {text[:40]!r}")
+        if not low <= seconds <= high:
+            longest = "a year" if high == 86400 * 365 else format_duration(high)
+            raise ValueError(f"must be from {format_duration(low)} to {longest}, not {text[:40]!r}")
         return seconds
 
     return read

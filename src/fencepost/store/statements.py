@@ -26,7 +26,7 @@ from fencepost.errors import InvalidSettings
 SCHEMA_BYTES = 50
 """Longest schema name: the notification channel carries it, and PostgreSQL cuts channels at 63 bytes."""
 
-_NOT_A_NAME = re.compile("[\x00'%$\ud800-\udfff]")
+_NOT_A_NAME = re.compile("[\x00'%$:\ud800-\udfff]")
 _COMMENT = re.compile(r"--[^\n]*")
 _QUALIFIER = re.compile(r"\bfencepost\.")
 _FUSE = re.compile(r"^-- fuse (\w+) (\w+)$", re.M)
@@ -59,7 +59,7 @@ def quote_schema(schema: str) -> str:
     """
     if not schema or _NOT_A_NAME.search(schema) or len(schema.encode()) > SCHEMA_BYTES:
         raise InvalidSettings(
-            f"SCHEMA must be a name of 1 to {SCHEMA_BYTES} bytes, without any of ' % $, not {schema[:60]!r}"
+            f"SCHEMA must be a name of 1 to {SCHEMA_BYTES} bytes, without any of ' % $ :, not {schema[:60]!r}"
         )
     return '"' + schema.replace('"', '""') + '"'
 
