@@ -715,15 +715,18 @@ function ensure_partitions(width interval, ahead integer) returns integer
     -- Makes the partitions that ids of the coming `ahead` × `width` will need; returns how many ranges were new. Acts as
     -- the owner, so it makes no more than anybody needs.
     --
+    -- From now on there is no gap in the list afterwards. A range that isn't on it may have some of its tables: make_part.
+    --
     -- Locks: share update exclusive on the three tables, and for an instant access exclusive on their default
     -- partitions. When they aren't to be had at once it fails, and is tried again later: there are days to do it in,
     -- and waiting would hold up every claim behind it.
     declare
+        reached timestamptz;
+        enough timestamptz;
         range_start timestamptz;
         range_end timestamptz;
         made int := 0;
         parent text;
-        part text;
     begin
         if width is null or width not between interval '1 day' and interval '3650 days' or ahead is null
             or ahead not between 0 and 100
@@ -733,32 +736,26 @@ function ensure_partitions(width interval, ahead integer) returns integer
         end if;
         perform set_config('lock_timeout', '200ms', true);
         perform pg_advisory_xact_lock(hashtextextended('partitions of ' || 'fencepost.jobs'::regclass::oid, 0));
-        select greatest(max(ends_at), date_bin(width, clock_timestamp(), timestamptz '2020-01-06 00:00+00'))
-          into range_start
-          from fencepost.partitions;
-        while range_start < clock_timestamp() + width * ahead loop
-            -- Back on the grid after a change of width.
-            range_end := date_bin(width, range_start, timestamptz '2020-01-06 00:00+00') + width;
-            foreach parent in array array['jobs', 'finished', 'attempts'] loop
-                part := parent || to_char(range_start at time zone 'UTC', '_YYYYMMDD"t"HH24MI');
-                execute format(
-                    'create table fencepost.%I (like fencepost.%I including defaults including constraints)', part, parent
-                );
-                -- A row that was filed under the default, for want of a partition or because its id came from the future,
-                -- would refuse the new range. Locked first: where rows arrive all the time, one would get in between.
-                execute format('lock table fencepost.%I in access exclusive mode', parent || '_default');
-                execute format(
-                    'with moved as (delete from fencepost.%I where id >= $1 and id < $2 returning *) insert into fencepost.%I select * from moved',
-                    parent || '_default', part
-                ) using fencepost.first_id_at(range_start), fencepost.first_id_at(range_end);
-                execute format(
-                    'alter table fencepost.%I attach partition fencepost.%I for values from (%L) to (%L)',
-                    parent, part, fencepost.first_id_at(range_start), fencepost.first_id_at(range_end)
-                );
-            end loop;
-            insert into fencepost.partitions (starts_at, ends_at) values (range_start, range_end);
-            made := made + 1;
-            range_start := range_end;
+        reached := clock_timestamp();
+        enough := reached + width * ahead;
+        loop
+            select max(p.ends_at) into range_end from fencepost.partitions p where p.starts_at <= reached and p.ends_at > reached;
+            if range_end is null then
+                -- On the grid, but for what is there on either side: its width may have been another one.
+                range_start := date_bin(width, reached, timestamptz '2020-01-06 00:00+00');
+                range_end := range_start + width;
+                select greatest(range_start, max(p.ends_at) filter (where p.ends_at <= reached)),
+                       least(range_end, min(p.starts_at) filter (where p.starts_at > reached))
+                  into range_start, range_end
+                  from fencepost.partitions p;
+                foreach parent in array array['jobs', 'finished', 'attempts'] loop
+                    perform fencepost.make_part(parent, range_start, range_end);
+                end loop;
+                insert into fencepost.partitions (starts_at, ends_at) values (range_start, range_end);
+                made := made + 1;
+            end if;
+            reached := range_end;
+            exit when reached >= enough;
         end loop;
         return made;
     end
@@ -781,6 +778,66 @@ function is_printable(words text) returns boolean
                          '\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ue000-\uf8ff\ufeff\ufff9-\ufffb'
                          '\U000110bd\U000110cd\U00013430-\U00013438\U0001bca0-\U0001bca3\U0001d173-\U0001d17a'
                          '\U000e0001-\U0010ffff]')
+
+function make_part(parent text, range_start timestamp with time zone, range_end timestamp with time zone) returns void
+    plpgsql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp
+    -- Makes the partition that one of the three tables needs for a range. One that is attached already stays; a table of its
+    -- name that was detached is attached again, if it is like the others. For ensure_partitions only, which says what it locks.
+    declare
+        part constant text := parent || fencepost.part_suffix(range_start);
+        low constant uuid := fencepost.first_id_at(range_start);
+        high constant uuid := fencepost.first_id_at(range_end);
+        bounds constant text := format('for values from (%L) to (%L)', low, high);
+        whole oid;
+        there oid;
+    begin
+        select max(c.oid) filter (where c.relname = parent), max(c.oid) filter (where c.relname = part)
+          into whole, there
+          from pg_class c
+         where c.relnamespace = (select j.relnamespace from pg_class j where j.oid = 'fencepost.jobs'::regclass)
+           and c.relname in (parent, part);
+        if there is null then
+            execute format(
+                'create table fencepost.%I (like fencepost.%I including defaults including constraints)', part, parent
+            );
+        elsif exists (
+            select
+              from pg_inherits i
+              join pg_class c on c.oid = i.inhrelid
+             where c.oid = there and i.inhparent = whole and lower(pg_get_expr(c.relpartbound, c.oid)) = bounds
+        ) then
+            return;
+        elsif (select count(distinct c.relowner) from pg_class c where c.oid in (whole, there)) > 1 then
+            -- Its triggers would run as the owner of ours.
+            raise exception 'partition % can''t be attached: it belongs to another role', part
+                using errcode = 'duplicate_table';
+        elsif array(
+            select format('%I %s', a.attname, format_type(a.atttypid, a.atttypmod))
+              from pg_attribute a
+             where a.attrelid = whole and a.attnum > 0 and not a.attisdropped
+             order by a.attnum
+        ) <> array(
+            select format('%I %s', a.attname, format_type(a.atttypid, a.atttypmod))
+              from pg_attribute a
+             where a.attrelid = there and a.attnum > 0 and not a.attisdropped
+             order by a.attnum
+        ) then
+            -- Rows are moved into it by the order of its columns.
+            raise exception 'partition % can''t be attached: its columns aren''t those of %', part, parent
+                using errcode = 'duplicate_table';
+        end if;
+        -- A row that was filed under the default, for want of a partition or because its id came from the future, would
+        -- refuse the new range. Locked first: where rows arrive all the time, one would get in between.
+        execute format('lock table fencepost.%I in access exclusive mode', parent || '_default');
+        execute format(
+            'with moved as (delete from fencepost.%I where id >= $1 and id < $2 returning *) insert into fencepost.%I select * from moved',
+            parent || '_default', part
+        ) using low, high;
+        execute format('alter table fencepost.%I attach partition fencepost.%I %s', parent, part, bounds);
+    exception
+        when integrity_constraint_violation or wrong_object_type or datatype_mismatch or invalid_object_definition then
+            raise exception 'partition % can''t be attached: %', part, sqlerrm using errcode = 'duplicate_table';
+    end
 
 function new_id() returns uuid
     sql, volatile, parallel unsafe, search_path=pg_catalog, pg_temp

@@ -13,7 +13,8 @@ import pytest
 from fencepost.errors import DatabaseUnavailable, SchemaMismatch
 from fencepost.store import migrate as migrations
 from fencepost.store.database import Database
-from fencepost.store.migrate import PARTITIONS_AHEAD, applied, migrate, prepare
+from fencepost.store.migrate import applied, migrate, prepare
+from fencepost.store.partitions import PARTITIONS_AHEAD
 from fencepost.store.steps import Step, check, script, steps
 from tests.migrations.dump import PATH, schema_text
 

@@ -17,11 +17,12 @@ import pytest
 from fencepost.domain.ids import first_id_at, new_id
 from fencepost.domain.job import NewJob, Status
 from fencepost.domain.outcome import Ending, Outcome
-from fencepost.errors import DatabaseUnavailable
+from fencepost.errors import DatabaseUnavailable, SchemaMismatch
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
-from fencepost.store.migrate import PARTITIONS_AHEAD, migrate
+from fencepost.store.migrate import migrate, prepare
+from fencepost.store.partitions import PARTITIONS_AHEAD
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
 
@@ -236,6 +237,113 @@ async def test_the_width_may_change(fresh: Database, sql: Any) -> None:
         assert (start - MONDAY) % timedelta(days=7) == timedelta(0)
     for table in TABLES:
         assert len(await parts(sql, table)) == len(found) + 1
+
+
+async def struck(sql: Any, *tables: str) -> tuple[datetime, datetime]:
+    """Take the range of this moment off the list, and drop its partitions of some tables."""
+    start, end = (await ranges(sql))[0]
+    for table in tables:
+        await sql.execute(f"drop table fencepost.{table}_{start:%Y%m%dt%H%M}")
+    await sql.execute("delete from fencepost.partitions where starts_at = $1", start)
+    return start, end
+
+
+async def everything(sql: Any) -> list[Any]:
+    """The list of ranges, and what is attached."""
+    return [await ranges(sql), *[await parts(sql, table) for table in TABLES]]
+
+
+@pytest.mark.parametrize("gone", [("jobs",), ("finished", "attempts"), TABLES])
+async def test_a_range_that_was_struck_off_the_list_is_made_whole(
+    fresh: Database, fresh_jobs: Jobs, sql: Any, gone: tuple[str, ...]
+) -> None:
+    """Whatever is left of its partitions, and though a later range is there."""
+    store = store_of(fresh)
+    await store.ensure_partitions(partition_days=3)
+    before = await everything(sql)
+    await struck(sql, *gone)
+    late = NewJob(id=new_id(), type="work", max_attempts=1)
+    await fresh_jobs.enqueue([late])
+    assert await store.ensure_partitions(partition_days=3) == 1
+    assert await everything(sql) == before
+    assert await where(sql, "jobs", late.id) == f"jobs_{before[0][0][0]:%Y%m%dt%H%M}"
+    assert await store.ensure_partitions(partition_days=3) == 0
+
+
+async def test_a_partition_that_was_detached_is_attached_with_what_came_since(
+    fresh: Database, fresh_jobs: Jobs, sql: Any
+) -> None:
+    store = store_of(fresh)
+    await store.ensure_partitions(partition_days=3)
+    before = await everything(sql)
+    made = [NewJob(id=new_id(), type="work", max_attempts=1) for _ in range(6)]
+    await fresh_jobs.enqueue(made[:3])
+    start, _ = await struck(sql)
+    part = f"jobs_{start:%Y%m%dt%H%M}"
+    await sql.execute(f"alter table fencepost.jobs detach partition fencepost.{part}")
+    await fresh_jobs.enqueue(made[3:])
+    assert await store.ensure_partitions(partition_days=3) == 1
+    assert await everything(sql) == before
+    assert {await where(sql, "jobs", one.id) for one in made} == {part}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        ("create table {0} (id uuid, mine text)", "its columns aren't those of jobs"),
+        ("create table {0} (like fencepost.jobs); alter table {0} owner to pg_monitor", "it belongs to another role"),
+        (
+            "create table {0} (like fencepost.jobs including constraints); insert into {0} values "
+            "('00000000-0000-7000-8000-000000000001', 1, 'work', 0, '1', 1, null, null, null, now())",
+            "is violated by some row",
+        ),
+        (
+            "create table {0} partition of fencepost.jobs for values from ('{1}') to "
+            "('ffffffff-0000-7000-8000-000000000001')",
+            "is already a partition",
+        ),
+        ("create sequence {0}", "its columns aren't those of jobs"),
+    ],
+)
+async def test_a_table_in_the_way_is_named_and_left_alone(fresh: Database, sql: Any, spoil: str, reason: str) -> None:
+    store = store_of(fresh)
+    await store.ensure_partitions(partition_days=3)
+    [start, _], *others = await ranges(sql)
+    for begin in (start, *(one for one, _ in others)):
+        for table in TABLES:
+            await sql.execute(f"drop table fencepost.{table}_{begin:%Y%m%dt%H%M}")
+    await sql.execute("delete from fencepost.partitions")
+    part = f"jobs_{start:%Y%m%dt%H%M}"
+    await sql.execute(spoil.format(f"fencepost.{part}", first_id_at(start)))
+    with pytest.raises(SchemaMismatch, match=f"partition {part} can't be attached: .*{reason}"):
+        await prepare(fresh, partition_days=3)
+    assert await ranges(sql) == []
+    if reason == "is already a partition":
+        await sql.execute(f"alter table fencepost.jobs detach partition fencepost.{part}")
+    await sql.execute(f"alter table fencepost.{part} rename to seen")
+    assert await prepare(fresh, partition_days=3) == []
+    assert len(await ranges(sql)) > 0
+
+
+async def test_a_gap_before_a_later_range_is_filled_exactly(fresh: Database, sql: Any) -> None:
+    """Whatever the width is by now."""
+    store = store_of(fresh)
+    await sql.fetchval("select fencepost.ensure_partitions(interval '5 days', 4)")
+    before = await ranges(sql)
+    for table in TABLES:
+        for start, _ in before[:2]:
+            await sql.execute(f"drop table fencepost.{table}_{start:%Y%m%dt%H%M}")
+    await sql.execute("delete from fencepost.partitions where starts_at < $1", before[2][0])
+    assert await store.ensure_partitions(partition_days=2) > 0
+    await sql.fetchval("select fencepost.ensure_partitions(interval '2 days', 12)")
+    found = await ranges(sql)
+    now = await sql.fetchval("select clock_timestamp()")
+    assert found[0][0] <= now < found[0][1]
+    for (_, end), (following, _) in itertools.pairwise(found):
+        assert end == following
+    for start, end in found:
+        assert (start, end) in before or end - start <= timedelta(days=2)
+    assert set(before[2:]) < set(found)
 
 
 async def test_ten_at_once_make_each_range_once(fresh: Database, sql: Any) -> None:

@@ -14,18 +14,12 @@ from typing import Any
 import asyncpg
 
 from fencepost.errors import DatabaseUnavailable, FencepostError, PrivilegeMissing, SchemaMismatch
-from fencepost.store import pooling
+from fencepost.store import partitions, pooling
 from fencepost.store.database import Database
 from fencepost.store.failures import first_line, reaching, translated
 from fencepost.store.statements import qualify, quote_schema
 from fencepost.store.steps import APPLIED, VERSION_TABLE, Applied, Step, check, locking, missing, recording, steps
 
-PARTITIONS_AHEAD = 1
-"""
-How many time partitions are kept ready ahead of need.
-
-Every claim opens each of them, and one gives maintenance its whole width in days to make the next.
-"""
 _ROUNDS = 20
 LOWEST_SERVER = 140000
 """The oldest server that will do, as PostgreSQL counts versions."""
@@ -91,18 +85,17 @@ async def prepare(database: Database, *, partition_days: int) -> list[Step]:
     Make *database* ready for use: `migrate`, and partitions for the coming days. Returns the new steps.
 
     Rows that arrive before their partition is there are kept all the same, in the default one. Raises what `migrate`
-    does, and PrivilegeMissing when the schema is ready but this role may not make partitions.
+    does, SchemaMismatch too when a table is in a partition's place, and PrivilegeMissing when the schema is ready but
+    this role may not make partitions.
     """
     done = await migrate(database)
-    for attempt in range(_ROUNDS):
-        try:
-            await database.fetch("ensure_partitions", width_seconds=partition_days * 86400.0, ahead=PARTITIONS_AHEAD)
-            break
-        except PrivilegeMissing:
-            raise
-        except DatabaseUnavailable:
-            # A table is locked just now. The workers' maintenance tries again every hour; there are days left.
-            await asyncio.sleep(0.05 * (attempt + 1))
+    try:
+        await partitions.ensure_in_time(database, partition_days=partition_days)
+    except PrivilegeMissing:
+        raise
+    except DatabaseUnavailable:
+        # A table is locked. The workers' maintenance tries again every hour; there are days left.
+        pass
     return done
 
 

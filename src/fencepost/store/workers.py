@@ -10,9 +10,9 @@ import msgspec
 
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
+from fencepost.store import partitions
 from fencepost.store.claims import Claim, DueQueue, Extension, Position, Recovery, Snapshot, read_claim
 from fencepost.store.database import Database
-from fencepost.store.migrate import PARTITIONS_AHEAD
 
 
 class LeaseBusy(Exception):
@@ -234,10 +234,7 @@ class WorkerStore:
 
     async def ensure_partitions(self, *, partition_days: int) -> int:
         """Make the time partitions that will soon be needed; returns for how many ranges."""
-        rows = await self.database.fetch(
-            "ensure_partitions", width_seconds=partition_days * 86400.0, ahead=PARTITIONS_AHEAD
-        )
-        return int(rows[0]["made"])
+        return await partitions.ensure(self.database, partition_days=partition_days)
 
 
 def _places(cursors: dict[int, Position]) -> bytes:

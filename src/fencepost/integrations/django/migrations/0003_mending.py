@@ -1,4 +1,4 @@
-"""Enqueues that wake the workers of all their queues, and that no expired job stands in the way of."""
+"""What was found to go wrong in enqueues of many queues, with jobs that are over, and where partitions are missing."""
 
 from __future__ import annotations
 
