@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,11 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from fencepost.cli import migrate as command
+from fencepost.errors import DatabaseUnavailable
+from fencepost.store import migrate as migrations
+from fencepost.store import partitions
+from fencepost.store.database import Database
 from tests.patience import limit
 
 
@@ -37,10 +43,50 @@ def test_migrate_applies_once_and_says_what(empty_url: str) -> None:
     first = fencepost("migrate", DATABASE_URL=empty_url)
     assert (first.returncode, first.stdout) == (0, "")
     assert "applied 0001 foundation" in first.stderr
+    assert re.search(r"^made partitions for (2 time ranges|1 time range)$", first.stderr, re.M)
     again = fencepost("migrate", DATABASE_URL=empty_url)
-    assert again.returncode == 0
-    assert "nothing to do" in again.stderr
+    assert (again.returncode, again.stderr) == (0, "nothing to do: the schema is up to date\n")
     assert fencepost("migrate", "--status", DATABASE_URL=empty_url).returncode == 0
+
+
+async def test_migrate_says_so_when_a_lock_keeps_it_from_making_partitions(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failure when this moment has none; and it says whose lock it is."""
+    monkeypatch.setattr(partitions, "_ROUNDS", 2)
+    monkeypatch.setenv("DATABASE_URL", empty_url)
+    await migrations.migrate(Database(empty_url, schema="Job Queue"))
+    connection = await asyncpg.connect(empty_url)
+
+    async def migrated() -> int:
+        return await asyncio.to_thread(command.migrate, None, print_only=False, status=False, schema="Job Queue")
+
+    async with connection.transaction():
+        await connection.fetchval('select count(*) from "Job Queue".jobs_default')
+        with pytest.raises(DatabaseUnavailable, match="no partition for this moment, and none could be made") as none:
+            await migrated()
+        assert none.value.exit_code == 6
+        asked = re.search(r"(select pid, .*;) When it has ended", str(none.value))
+        assert asked
+        assert connection.get_server_pid() in {row["pid"] for row in await fetch(empty_url, asked[1])}
+    assert await migrated() == 0
+    assert capsys.readouterr().err.startswith("made partitions for")
+    # So wide that another one is needed.
+    monkeypatch.setenv("PARTITION_DAYS", "60")
+    async with connection.transaction():
+        await connection.fetchval('select count(*) from "Job Queue".jobs_default')
+        assert await migrated() == 0
+    assert capsys.readouterr().err.startswith("the next time range has no partitions yet: another transaction")
+    await connection.close()
+
+
+async def fetch(url: str, text: str) -> list[asyncpg.Record]:
+    """What a session of its own is told."""
+    connection = await asyncpg.connect(url)
+    try:
+        return list(await connection.fetch(text))
+    finally:
+        await connection.close()
 
 
 def test_migrate_declares_the_types_of_an_app(empty_url: str, tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def migrate(app: str | None, print_only: bool, status: bool, schema: str | None)
     """Bring the schema of DATABASE_URL up to date.
 
     `serve` does this by itself at start; use this command when migrations run under another role, or by
-    another tool. With --status the exit code is 4 while steps are missing.
+    another tool. With --status the exit code is 4 while steps are missing. Without it, 6 means that the
+    database can't be reached, or that a lock keeps the present moment from having its partitions.
 
     With MODULE:APP its job types are made known too, and the queues of their jobs: run it before the new version
     of your program goes out, and workers of the old one leave the new types' jobs to those of the new.

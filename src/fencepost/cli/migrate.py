@@ -11,7 +11,7 @@ from fencepost.cli.application import application, settings_with
 from fencepost.errors import InvalidSettings
 from fencepost.settings import Settings, from_environment
 from fencepost.store import migrate as migrations
-from fencepost.store import steps
+from fencepost.store import partitions, steps
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
 from fencepost.store.job_types import JobTypes
@@ -39,14 +39,23 @@ def migrate(app_name: str | None, *, print_only: bool, status: bool, schema: str
 async def _apply(database: Database, settings: Settings, app: Fencepost | None) -> int:
     await database.open()
     try:
-        done = await migrations.prepare(database, partition_days=settings.partition_days)
+        done = await migrations.migrate(database)
+        for step in done:
+            click.echo(f"applied {step.number:04} {step.name}", err=True)
+        made = await partitions.require(database, partition_days=settings.partition_days)
         if app is not None:
             await Declaration(app.types.values(), JobTypes(database), Queues(database, Hints(database))).declare()
     finally:
         await database.close()
-    for step in done:
-        click.echo(f"applied {step.number:04} {step.name}", err=True)
-    if not done:
+    if made:
+        click.echo(f"made partitions for {made} time range{'' if made == 1 else 's'}", err=True)
+    if made is None:
+        click.echo(
+            "the next time range has no partitions yet: another transaction keeps a table locked. Workers try again "
+            "each hour",
+            err=True,
+        )
+    elif not done and not made:
         click.echo("nothing to do: the schema is up to date", err=True)
     if app is not None:
         click.echo(f"declared {len(app.types)} job types", err=True)
