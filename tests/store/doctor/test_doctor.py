@@ -386,6 +386,110 @@ async def test_no_partitions(clinic_url: str) -> None:
         await owner.close()
 
 
+async def _first_range(ward: Ward) -> tuple[str, str]:
+    """That of this moment: how its tables' names end, and when it begins, as SQL."""
+    row = await ward.sql.fetchrow(
+        "select fencepost.part_suffix(min(starts_at)) as suffix, quote_literal(min(starts_at)) as start "
+        "from fencepost.partitions"
+    )
+    return row["suffix"], row["start"]
+
+
+async def test_a_later_range_does_not_hide_that_this_moment_has_none(clinic_url: str) -> None:
+    name = f"bare_{uuid.uuid4().hex[:12]}"
+    owner = await asyncpg.connect(clinic_url)
+    await owner.execute(f"create database {name}")
+    try:
+        url = with_database(clinic_url, name)
+        await _migrated(url)
+        sql = await asyncpg.connect(url)
+        await sql.fetchval("select fencepost.ensure_partitions(interval '3 days', 3)")
+        ward = Ward(url, sql)
+        suffix, start = await _first_range(ward)
+        await sql.execute(
+            f"drop table fencepost.jobs{suffix}, fencepost.finished{suffix}, fencepost.attempts{suffix};"
+            f"delete from fencepost.partitions where starts_at = {start}"
+        )
+        assert [one.code for one in await ward.complaints()] == ["partitions.none"]
+        await _migrated(url)
+        assert await ward.complaints() == []
+        await sql.close()
+    finally:
+        await owner.execute(f"drop database {name} with (force)")
+        await owner.close()
+
+
+async def test_the_last_partition_is_the_one_before_the_first_gap(ward: Ward) -> None:
+    await ward.execute(
+        "select fencepost.ensure_partitions(interval '3 days', 5);"
+        "create temporary table seen as select fencepost.part_suffix(starts_at) as suffix, starts_at "
+        "from fencepost.partitions order by starts_at offset 1 limit 1;"
+        "do $$ declare t text; begin foreach t in array array['jobs', 'finished', 'attempts'] loop "
+        "execute 'drop table fencepost.' || t || (select suffix from seen); end loop; end $$;"
+        "delete from fencepost.partitions where starts_at = (select starts_at from seen)"
+    )
+    ward.settings["partition_days"] = 8
+    assert [one.code for one in await ward.complaints()] == ["partitions.late"]
+
+
+def _statements(found: Finding) -> str:
+    """The SQL of a remedy, word for word."""
+    remedy = found.remedy or ""
+    assert remedy.endswith(" commit;")
+    return remedy[remedy.index("begin;") :]
+
+
+@pytest.mark.parametrize("tables", [("jobs",), ("finished",), ("attempts", "finished", "jobs")])
+async def test_what_was_detached_is_attached_by_the_remedy_with_rows_that_came_since(
+    ward: Ward, tables: tuple[str, ...]
+) -> None:
+    suffix, start = await _first_range(ward)
+    held = await ward.sql.fetch("select id from fencepost.jobs order by 1")
+    for table in tables:
+        await ward.execute(f"alter table fencepost.{table} detach partition fencepost.{table}{suffix}")
+    await ward.execute("select fencepost.enqueue('work')")
+    await ward.execute(
+        "with i as (delete from fencepost.leases returning *) insert into fencepost.finished "
+        "select id, queue_id, 'completed', attempt, token, started_at, now() from i"
+    )
+    # A survey that was made meanwhile saw nothing of what is in there.
+    await ward.execute(
+        f"select fencepost.watch_range({start}); update fencepost.partitions "
+        f"set surveyed_to = fencepost.first_id_at(ends_at), expired = 7 where starts_at = {start}"
+    )
+    found = await ward.complaints()
+    assert found[0].code == "partitions.unattached"
+    assert {one.code for one in found[1:]} <= {"audit.stray", "audit.lost", "audit.attempts", "audit.keys"}
+    assert {one.remedy for one in found[1:]} == {"see to partitions.unattached first, and look again"}
+    await ward.execute(_statements(found[0]))
+    assert await ward.complaints() == []
+    assert {row["id"] for row in held} < {row["id"] for row in await ward.sql.fetch("select id from fencepost.jobs")}
+    for table in tables:
+        assert await ward.sql.fetchval(f"select count(*) from fencepost.{table}_default") == 0
+    assert await ward.sql.fetchval(
+        f"select surveyed_to is null and expired = 0 from fencepost.partitions where starts_at = {start}"
+    ) is ("finished" in tables)
+    assert await ward.sql.fetchval(f"select fencepost.watch_range({start})"), "and it can be surveyed again"
+
+
+@pytest.mark.parametrize("lost", [("jobs",), ("attempts", "finished", "jobs")])
+async def test_what_is_gone_is_made_anew_by_the_remedy(ward: Ward, lost: tuple[str, ...]) -> None:
+    suffix, start = await _first_range(ward)
+    await ward.execute(f"select fencepost.watch_range({start})")
+    for table in lost:
+        await ward.execute(f"drop table fencepost.{table}{suffix}")
+    await ward.execute("select fencepost.enqueue('work')")
+    found = await ward.complaints()
+    assert found[0].code == "partitions.lost"
+    assert {one.remedy for one in found[1:]} == {"see to partitions.lost first, and look again"}
+    await ward.execute(_statements(found[0]))
+    assert {one.code for one in await ward.complaints()} <= {"audit.stray", "audit.attempts", "audit.keys"}
+    for table in lost:
+        assert await ward.sql.fetchval(f"select count(*) from fencepost.{table}_default") == 0
+    assert await ward.sql.fetchval("select count(*) from fencepost.jobs") == 1
+    assert await ward.sql.fetchval(f"select fencepost.watch_range({start})")
+
+
 @pytest.mark.slow
 async def test_poolers(ward: Ward) -> None:
     direct = ward.url

@@ -16,6 +16,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
+from fencepost.store.doctor import partitions
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
 from fencepost.store.doctor.patient import Patient
 from fencepost.store.retention import FIRST_ID, LAST_ID, Keep
@@ -54,6 +55,7 @@ async def spans(patient: Patient) -> list[tuple[UUID, UUID]]:
 async def audit(patient: Patient, advance: Callable[[str, int], None]) -> tuple[list[Finding], str]:
     """Look for jobs that are nowhere or twice, and rows that belong to none. Returns also what there is, in words."""
     ranges = await spans(patient)
+    apart = await partitions.apart(patient)
     deadline = asyncio.get_running_loop().time() + patient.limits.audit_seconds
     tally = Tally()
     keys = Keep.of(patient.settings).key_seconds is None
@@ -66,9 +68,9 @@ async def audit(patient: Patient, advance: Callable[[str, int], None]) -> tuple[
             advance(f"{tally.counts['jobs']:,} jobs", 1)
     except (asyncpg.QueryCanceledError, TimeoutError):
         advance("", len(ranges) - done)
-        return [*_findings(tally), _unfinished(patient, done, len(ranges))], ""
+        return [*_findings(tally, apart), _unfinished(patient, done, len(ranges))], ""
     counts = tally.counts
-    return _findings(tally), (
+    return _findings(tally, apart), (
         f"{counts['jobs']:,} jobs = {counts['pending']:,} pending + {counts['leases']:,} leases + "
         f"{counts['finished']:,} finished, each in one place"
     )
@@ -93,12 +95,13 @@ async def _look(patient: Patient, tally: Tally, low: UUID, high: UUID, *, deadli
         tally.add("keys", dangling["rows"], dangling["ids"])
 
 
-def _findings(tally: Tally) -> list[Finding]:
+def _findings(tally: Tally, apart: str | None) -> list[Finding]:
+    """What was found; where rows may only be out of sight, *apart* is the code of why, and comes first."""
     return [
         make(
             f"audit.{problem}",
             f"{tally.rows[problem]:,} {what}{_where(tally, problem)}: {_some(tally, problem)}",
-            remedy,
+            remedy if apart is None or problem in _IN_SIGHT else f"see to {apart} first, and look again",
         )
         for problem, make, what, remedy in _PROBLEMS
         if tally.rows[problem]
@@ -124,6 +127,8 @@ def _unfinished(patient: Patient, done: int, of: int) -> Finding:
 
 
 _TELL = "nothing of fencepost's does this: keep the rows, look for who wrote to the tables, and report it"
+_IN_SIGHT = ("twice", "unseen")
+"""What rows that can't be seen don't explain."""
 _PROBLEMS = (
     ("lost", error, "jobs are in none of pending, leases and finished, so they never run or end", _TELL),
     ("twice", error, "jobs are in several of pending, leases and finished at once", _TELL),

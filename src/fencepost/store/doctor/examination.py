@@ -9,7 +9,7 @@ import msgspec
 
 from fencepost.errors import DatabaseUnavailable, PrivilegeMissing
 from fencepost.settings import Settings
-from fencepost.store.doctor import audit, holders, pooler, schema, server, work
+from fencepost.store.doctor import audit, holders, partitions, pooler, schema, server, work
 from fencepost.store.doctor.findings import Finding, Limits, Severity, error, ok, warning
 from fencepost.store.doctor.patient import Patient, admitted
 from fencepost.store.failures import first_line
@@ -40,7 +40,7 @@ CHECKS = (
     Check("transactions", holders.transactions, "nothing keeps vacuum from dead rows"),
     Check("schema", schema.version, "the schema is up to date"),
     Check("privileges", schema.privileges, "", needs_schema=True),
-    Check("partitions", schema.partitions, "every time has its partitions", needs_schema=True),
+    Check("partitions", partitions.partitions, "every time has its partitions", needs_schema=True),
     Check("leases", work.leases, "no lease has run out unnoticed", needs_schema=True),
     Check("queues", work.queues, "no due job is kept waiting", needs_schema=True),
     Check("types", work.types, "every waiting job's type is known to some worker", needs_schema=True),
