@@ -58,6 +58,7 @@ STATEMENTS: dict[str, set[Purpose]] = {
     "doctor/clock": ANYBODY,
     "doctor/default_rows": READS,
     "doctor/expired_leases": READS,
+    "doctor/locks": ANYBODY,
     "doctor/partitions": READS,
     "doctor/partitions_ahead": READS,
     "doctor/prepared": ANYBODY,

@@ -33,7 +33,7 @@ async def test_a_healthy_database(ward: Ward) -> None:
     lines = ended.stdout.splitlines()
     assert lines[-1] == "all is well"
     assert {line.split()[0] for line in lines[:-1]} == {"OK"}
-    assert len(lines) == 18
+    assert len(lines) == 19
     assert doctor(ward, "--strict").returncode == 0
 
 

@@ -22,13 +22,14 @@ from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.settings import Secret, Settings
 from fencepost.settings.pooler import Pooler
 from fencepost.store.database import Database
-from fencepost.store.doctor import server
+from fencepost.store.doctor import examination, server
 from fencepost.store.doctor.examination import examine
 from fencepost.store.doctor.findings import Finding, Limits, Severity, duration, named, worst
 from fencepost.store.grants import Purpose
 from fencepost.store.migrate import migrate, prepare
 from tests import pgbouncer
 from tests.conftest import with_database
+from tests.store.support import waits_for_a_lock
 
 from .conftest import Ward
 
@@ -44,7 +45,7 @@ async def test_a_healthy_database_gives_no_finding(ward: Ward) -> None:
     found = await ward.findings()
     assert [(one.code, one.what) for one in found if one.severity is not Severity.OK] == []
     assert found[-1].what == "9 jobs = 7 pending + 1 leases + 1 finished, each in one place"
-    assert len(found) == 17
+    assert len(found) == 18
     assert all(one.remedy is None for one in found)
 
 
@@ -315,7 +316,21 @@ async def test_a_session_that_is_idle_in_a_transaction(ward: Ward) -> None:
     assert found.code == "transactions.idle"
     assert f"session {pid} (the culprit, role fencepost" in found.what
     assert "pg_current_xact_id" in found.what
-    assert found.remedy == f"select pg_terminate_backend({pid});"
+    assert found.remedy == f"as a superuser: select pg_terminate_backend({pid});"
+
+
+async def test_who_may_end_a_session_that_is_no_superusers(ward: Ward) -> None:
+    ward.limits |= {"idle_seconds": 0.0}
+    owner, role = ward.url, await ward.reader()
+    ward.url, theirs = owner, ward.url
+    session = await asyncpg.connect(theirs)
+    await session.execute("begin; select count(*) from fencepost.jobs")
+    [found] = await ward.complaints()
+    pid = session.get_server_pid()
+    assert (
+        found.remedy == f"as {role}, a member of pg_signal_backend or a superuser: select pg_terminate_backend({pid});"
+    )
+    session.terminate()
 
 
 @pytest.mark.slow
@@ -370,6 +385,88 @@ async def test_a_table_that_somebody_has_locked_is_not_waited_for_long(ward: War
         await session.execute("begin; lock table fencepost.job_types in access exclusive mode")
         async with asyncio.timeout(20):
             assert [one.code for one in await ward.complaints()] == ["doctor.unfinished"]
+
+
+@asynccontextmanager
+async def waiting_for(ward: Ward, lock: str) -> AsyncIterator[int]:
+    """Somebody holds *lock* on the leases, and somebody else wants to read them; who holds it."""
+    async with another_session(ward) as holder, another_session(ward) as other:
+        await holder.execute(f"begin; lock table fencepost.leases in {lock} mode")
+        waiter = asyncio.create_task(other.execute("begin; lock table fencepost.leases in access exclusive mode"))
+        await waits_for_a_lock(ward.sql)
+        yield holder.get_server_pid()
+        other.terminate()
+        await asyncio.wait([waiter])
+        waiter.exception()
+
+
+@pytest.mark.slow
+async def test_who_holds_what_others_wait_for(ward: Ward) -> None:
+    ward.quick = True
+    ward.limits |= {"blocked_seconds": 0.0}
+    async with waiting_for(ward, "access exclusive") as pid:
+        found = await ward.complaints()
+    assert [one.code for one in found] == ["locks.held", *["doctor.unfinished"] * 2]
+    assert found[0].severity is Severity.ERROR
+    assert found[0].what.startswith(f"session {pid} (the culprit, role fencepost, ")
+    assert "holds a lock on leases, and others wait for it (1), the first for " in found[0].what
+    assert "It is idle in transaction, " in found[0].what
+    assert found[0].what.endswith("Its last statement: begin; lock table fencepost.leases in access exclusive mode")
+    assert found[0].remedy == f"as a superuser: select pg_terminate_backend({pid});"
+
+
+async def locks_alone(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    monkeypatch.setattr(examination, "CHECKS", [one for one in examination.CHECKS if one.name == "locks"])
+    ward.quick = True
+    return await ward.complaints()
+
+
+async def test_a_wait_that_has_just_begun_is_a_warning(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    ward.limits |= {"blocked_seconds": 3600.0}
+    async with waiting_for(ward, "access share"):
+        [found] = await locks_alone(ward, monkeypatch)
+    assert (found.code, found.severity) == ("locks.held", Severity.WARNING)
+
+
+async def test_a_lock_that_lets_nobody_in_is_told_before_anybody_comes(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ward.limits |= {"blocked_seconds": 0.0}
+    async with another_session(ward) as session:
+        await session.execute("begin; lock table fencepost.pending in share mode")
+        [found] = await locks_alone(ward, monkeypatch)
+        assert (found.code, found.severity) == ("locks.held", Severity.ERROR)
+        assert "pending, and nobody who needs it can have it" in found.what
+        await session.execute("rollback; begin; lock table fencepost.pending in row exclusive mode")
+        assert await locks_alone(ward, monkeypatch) == []
+
+
+async def test_who_holds_a_lock_is_named_to_whoever_may_see_little(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    ward.limits |= {"blocked_seconds": 0.0}
+    owner = ward.url
+    await _blind(ward)
+    theirs, ward.url = ward.url, owner
+    async with waiting_for(ward, "access exclusive") as pid:
+        ward.url = theirs
+        [found] = await locks_alone(ward, monkeypatch)
+    assert found.what.startswith(f"session {pid} (the culprit, role fencepost, ")
+    assert "in a transaction" not in found.what
+
+
+async def test_a_prepared_transaction_that_holds_a_lock(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    ward.limits |= {"blocked_seconds": 0.0}
+    await ward.execute("begin; lock table fencepost.leases in access exclusive mode; prepare transaction 'forgotten'")
+    try:
+        async with another_session(ward) as other:
+            waiter = asyncio.create_task(other.execute("select count(*) from fencepost.leases"))
+            await waits_for_a_lock(ward.sql)
+            [found] = await locks_alone(ward, monkeypatch)
+            assert found.what.startswith("a prepared transaction holds a lock on leases")
+            other.terminate()
+            await asyncio.wait([waiter])
+            waiter.exception()
+    finally:
+        await ward.execute("rollback prepared 'forgotten'")
 
 
 async def test_no_partitions(clinic_url: str) -> None:

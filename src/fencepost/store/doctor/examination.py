@@ -37,6 +37,8 @@ CHECKS = (
     Check("vacuum", server.vacuum, "autovacuum is on"),
     Check("wraparound", server.wraparound, "no transaction number is old"),
     Check("visibility", server.visibility, "this role sees what others' sessions do"),
+    # Before all that may have to wait for one.
+    Check("locks", holders.locks, "nobody holds a table that others wait for"),
     Check("transactions", holders.transactions, "nothing keeps vacuum from dead rows"),
     Check("schema", schema.version, "the schema is up to date"),
     Check("privileges", privileges.sufficient, "", needs_schema=True),
@@ -117,7 +119,7 @@ async def _ask(check: Check, patient: Patient) -> list[Finding]:
             warning(
                 "doctor.unfinished",
                 f"{check.name} couldn't be looked at in time: {first_line(late)}",
-                "run it again; if it stays, look for locks: select * from pg_locks where not granted;",
+                "run it again: locks.held names who holds a lock for long; without that the server is slow",
             )
         ]
     except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError) as missing:

@@ -184,7 +184,7 @@ async def notifications(patient: Patient) -> list[Finding]:
             "notifications.filling",
             f"the server's queue of notifications is {used:.1%} full: a session that listens has kept a transaction "
             "open. When it is full, every enqueue fails",
-            "end the session named under transactions.idle or transactions.long: select pg_terminate_backend(PID);",
+            "end the session that transactions.idle or transactions.long names, as it says there",
         )
     ]
 
