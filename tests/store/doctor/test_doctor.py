@@ -519,6 +519,10 @@ async def test_a_standby_and_what_it_keeps_from_vacuum(folder: Path) -> None:
         }
         with EmbeddedPostgres(second, options=options) as standby:
             assert await _codes(standby.dsn) == ["server.recovery"]
+            both = standby.dsn.replace("&port=", f",{host}&port=")
+            assert await _codes(both) == []
+            nobody = standby.dsn.replace("&port=", f",{folder}&port=")
+            assert await _codes(nobody) == ["server.recovery"]
             query = await asyncpg.connect(standby.dsn)
             await query.execute("begin isolation level repeatable read; select count(*) from fencepost.jobs")
             async with asyncio.timeout(60):
