@@ -70,6 +70,7 @@ STATEMENTS: dict[str, set[Purpose]] = {
     "doctor/server": ANYBODY,
     "doctor/sessions": ANYBODY,
     "doctor/setting_overrides": ANYBODY,
+    "doctor/setting_source": ANYBODY,
     "doctor/slots": ANYBODY,
     "doctor/standbys": ANYBODY,
     "doctor/steps": ANYBODY,

@@ -103,6 +103,13 @@ async def _another_role_without_durability(ward: Ward) -> None:
     )
 
 
+async def _another_role_read_only(ward: Ward) -> None:
+    url = ward.url
+    for purpose in (Purpose.PRODUCER, Purpose.READER):
+        await ward.execute(f"alter role {await ward.reader({purpose})} set default_transaction_read_only = TRUE")
+        ward.url = url
+
+
 async def _blind(ward: Ward) -> None:
     role = await ward.reader()
     await ward.execute(f"revoke pg_read_all_stats from {role}")
@@ -136,6 +143,7 @@ NEW_QUEUE = (
 
 STATES: dict[str, Spoil] = {
     "server.read_only": _read_only,
+    "server.role_read_only": _another_role_read_only,
     "durability.synchronous_commit": _role_without_durability,
     "durability.role_setting": _another_role_without_durability,
     "durability.unlogged": sql("alter table fencepost.workers set unlogged"),
@@ -287,6 +295,67 @@ async def test_settings_of_the_server(ward: Ward, name: str, value: str, code: s
         assert [one.code for one in await ward.complaints()] == [code]
     finally:
         await ward.set_server(**{name: None})
+
+
+PLACES = {
+    "role": "alter role {role}",
+    "role-in-database": "alter role {role} in database {database}",
+    "database": "alter database {database}",
+    "all-roles": "alter role all",
+    "server": "alter system",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        ("default_transaction_read_only = on", "server.read_only"),
+        ("synchronous_commit = off", "durability.synchronous_commit"),
+    ],
+)
+async def test_the_remedy_is_for_the_place_that_sets_it(ward: Ward, setting: str, code: str, place: str) -> None:
+    """And it works for whoever is given the same, statement by statement as psql sends what is pasted."""
+    name = setting.split()[0]
+    owner, role = ward.url, await ward.reader()
+    where = PLACES[place].format(role=role, database=await ward.sql.fetchval("select current_database()"))
+    await ward.execute(f"{where} set {setting}")
+    await ward.execute("select pg_reload_conf()")
+    mender = await asyncpg.connect(owner)
+    try:
+        async with asyncio.timeout(20):
+            while not (found := await ward.complaints()):
+                pass
+        assert [one.code for one in found] == [code]
+        for statement in (found[0].remedy or "").partition(": ")[2].rstrip(";").split("; "):
+            await mender.execute(statement)
+        async with asyncio.timeout(20):
+            while await ward.complaints():
+                pass
+    finally:
+        await ward.execute("set default_transaction_read_only = off")
+        await ward.execute(f"{PLACES['all-roles']} reset {name}")
+        await ward.execute(f"{PLACES['server']} reset {name}")
+        await ward.execute("select pg_reload_conf()")
+        await mender.close()
+
+
+async def test_a_setting_of_the_address_is_named_there(ward: Ward) -> None:
+    ward.url += ("&" if "?" in ward.url else "?") + "default_transaction_read_only=on"
+    [found] = await ward.complaints()
+    assert (found.code, found.remedy) == (
+        "server.read_only",
+        "leave default_transaction_read_only out of DATABASE_URL",
+    )
+
+
+@pytest.mark.parametrize("value", ["0", "'FALSE'", "no"])
+async def test_autovacuum_is_off_in_whatever_word(ward: Ward, value: str) -> None:
+    await ward.execute(f"alter table fencepost.leases set (autovacuum_enabled = {value})")
+    assert [one.code for one in await ward.complaints()] == ["vacuum.table_off"]
+    await ward.execute("alter table fencepost.leases set (autovacuum_enabled = on)")
+    assert await ward.complaints() == []
 
 
 async def test_commits_that_wait_for_a_standby_that_is_not_there(ward: Ward) -> None:
