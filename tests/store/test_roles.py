@@ -59,6 +59,7 @@ STATEMENTS: dict[str, set[Purpose]] = {
     "doctor/default_rows": READS,
     "doctor/expired_leases": READS,
     "doctor/locks": ANYBODY,
+    "doctor/objects": ANYBODY,
     "doctor/partitions": READS,
     "doctor/partitions_ahead": READS,
     "doctor/prepared": ANYBODY,

@@ -22,11 +22,12 @@ from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.settings import Secret, Settings
 from fencepost.settings.pooler import Pooler
 from fencepost.store.database import Database
-from fencepost.store.doctor import examination, server
+from fencepost.store.doctor import examination, objects, server
 from fencepost.store.doctor.examination import examine
 from fencepost.store.doctor.findings import Finding, Limits, Severity, duration, named, worst
 from fencepost.store.grants import Purpose
 from fencepost.store.migrate import migrate, prepare
+from fencepost.store.steps import steps
 from tests import pgbouncer
 from tests.conftest import with_database
 from tests.store.support import waits_for_a_lock
@@ -213,7 +214,8 @@ STATES: dict[str, Spoil] = {
         f"values ('nobody', '{new_id()}', 1, 'now')"
     ),
     "audit.unfinished": sql("select 1", audit_seconds=1e-6),
-    "schema.broken": sql("drop table fencepost.job_types"),
+    "schema.broken": sql("alter table fencepost.job_types drop column declared_at"),
+    "schema.incomplete": sql("drop index fencepost.pending_lane"),
 }
 """States that last for as long as the database. The others are below, each in a test of its own."""
 
@@ -225,6 +227,40 @@ async def test_a_state_is_seen_and_no_other(ward: Ward, code: str) -> None:
     assert [one.code for one in found] == [code], found
     assert found[0].remedy
     assert found[0].what
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("table", ["unique_keys"]),
+        ("table", ["finished_default"]),
+        ("function", ["complete"]),
+        ("function", ["enqueue", "enqueue_jobs"]),
+    ],
+)
+async def test_what_somebody_dropped_is_missed(ward: Ward, kind: str, names: list[str]) -> None:
+    await ward.execute(";".join(f"drop {kind} fencepost.{name}" for name in names))
+    [found] = [one for one in await ward.complaints() if one.code == "schema.incomplete"]
+    assert {f"{kind} {name}" for name in names} == set(found.what.partition(": ")[2].split(", "))
+
+
+async def test_what_the_steps_make_is_what_a_new_schema_has(ward: Ward) -> None:
+    """By their text: whatever it doesn't say (indexes of constraints and of partitions) has a name of PostgreSQL's."""
+    rows = await ward.sql.fetch(
+        "select case when c.relkind in ('r', 'p') then 'table' else 'index' end as kind, c.relname::text as name "
+        "from pg_class c where c.relnamespace = 'fencepost'::regnamespace and c.relkind in ('r', 'p', 'i', 'I') "
+        r"and c.relname !~ '_\d{8}t\d{4}' and c.relname <> 'schema_version' "
+        "and not exists (select from pg_constraint k where k.conindid = c.oid) "
+        "and not (c.relkind in ('i', 'I') and c.relispartition) "
+        "union select 'function', p.proname from pg_proc p where p.pronamespace = 'fencepost'::regnamespace"
+    )
+    assert {(row["kind"], row["name"]) for row in rows} == set(objects.made([step.number for step in steps()]))
+
+
+async def test_a_later_version_may_have_removed_what_this_one_knows(ward: Ward) -> None:
+    await STATES["schema.newer"](ward)
+    await STATES["schema.incomplete"](ward)
+    assert "schema.incomplete" not in [one.code for one in await ward.complaints()]
 
 
 @pytest.mark.parametrize(

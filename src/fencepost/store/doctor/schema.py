@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fencepost.store.database import Row
-from fencepost.store.doctor import privileges
+from fencepost.store.doctor import objects, privileges
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
 from fencepost.store.doctor.patient import Patient
 from fencepost.store.statements import quote_schema
@@ -28,7 +28,8 @@ async def version(patient: Patient) -> list[Finding]:
                 await privileges.to_use(patient),
             )
         ]
-    return _compare([Applied(**dict(row)) for row in await patient.fetch("steps")])
+    applied = [Applied(**dict(row)) for row in await patient.fetch("steps")]
+    return _compare(applied) + await objects.complete(patient, [step.number for step in applied])
 
 
 def _compare(applied: list[Applied]) -> list[Finding]:
