@@ -657,8 +657,10 @@ async def _codes(url: str, **limits: Any) -> list[str]:
 
 
 async def test_no_server_and_no_address() -> None:
-    with pytest.raises(DatabaseUnavailable):
+    with pytest.raises(DatabaseUnavailable) as caught:
         await examine("postgresql://nobody@127.0.0.1:1/nothing", Settings())
+    found = server.unreachable(caught.value)
+    assert (found.code, found.what) == ("server.unreachable", caught.value.for_operator())
     with pytest.raises(InvalidSettings, match="DATABASE_URL"):
         await examine("no address", Settings())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from fencepost.errors import FencepostError
 from fencepost.settings import CONNECTIONS_OF_A_WORKER
 from fencepost.store.database import Row
 from fencepost.store.doctor import overrides
@@ -14,6 +15,15 @@ from fencepost.store.migrate import LOWEST_SERVER
 from fencepost.store.statements import quote_schema
 
 CLOCK_ROUNDS = 5
+
+
+def unreachable(failure: FencepostError) -> Finding:
+    """That there was nothing to look at."""
+    return error(
+        "server.unreachable",
+        failure.for_operator(),
+        "see that the server runs and that DATABASE_URL has its host, port, database, role and password",
+    )
 
 
 async def suitable(patient: Patient) -> list[Finding]:
