@@ -17,6 +17,7 @@ import pytest
 
 from fencepost.domain.job import Status
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
+from fencepost.settings.pooler import Pooler
 from fencepost.store import database as database_module
 from fencepost.store import pooling, sessions
 from fencepost.store.database import HOT_SESSION, Database
@@ -185,10 +186,42 @@ async def test_a_busy_pool_says_so_in_time(database_url: str, monkeypatch: pytes
     database = Database(database_url, connections=2)
     await database.open()
     async with database.transaction(), database.transaction():
-        with pytest.raises(DatabaseUnavailable):
+        with pytest.raises(DatabaseUnavailable) as caught:
             await database.fetch("audit")
+    assert str(caught.value) == ("all 2 connections of this process's pool are in use, and none came free within 0.05s")
     await database.fetch("audit")
     await database.close()
+
+
+async def test_a_server_that_doesnt_answer_is_no_busy_pool(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "ACQUIRE_SECONDS", 0.05)
+    database = Database(database_url, connections=2)
+    await database.open()
+
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    async with database.transaction():
+        monkeypatch.setattr("asyncpg.connect", never)
+        with pytest.raises(DatabaseUnavailable, match="the database is not available"):
+            await database.fetch("audit")
+    await database.close()
+
+
+async def test_a_server_that_takes_no_writes_is_told_as_that(database_url: str, sql: Connection) -> None:
+    name = await sql.fetchval("select quote_ident(current_database())")
+    await sql.execute(f"alter database {name} set default_transaction_read_only = on")
+    said = (
+        "the server takes no writes, since it is a standby, or read-only by default; see what `fencepost doctor` says"
+    )
+    for pooler in Pooler:
+        with pytest.raises(DatabaseUnavailable) as caught:
+            await Database(database_url, pooler=pooler).open()
+        assert str(caught.value) == f"the database is not available: {said}"
+    listening = Database(database_url, pooler=Pooler.TRANSACTION, listen_dsn=database_url)
+    with pytest.raises(DatabaseUnavailable) as caught:
+        await listening.connect_to_listen()
+    assert str(caught.value) == f"DATABASE_LISTEN_URL: {said}"
 
 
 async def test_a_server_that_is_not_there(database_url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from fencepost.domain.context import Context
 from fencepost.domain.job import Status
-from fencepost.errors import Permanent
+from fencepost.errors import DatabaseUnavailable, Permanent
+from fencepost.store.workers import WorkerStore
 from fencepost.worker.journal import Journal
 
 from .support import Bench, fields_of, make_lease, records, wait_until
@@ -99,6 +101,40 @@ async def test_an_outage_is_said_once_a_try_and_not_as_a_fault(
     assert fields_of(records(caplog, "can't claim jobs")[0])["reason"]
     ours = [record for record in caplog.records if record.name.startswith("fencepost")]
     assert [record for record in ours if record.levelno >= logging.ERROR or record.exc_info] == []
+
+
+async def test_the_log_names_who_does_not_answer_and_the_probe_does_not(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/readyz tells strangers what a pulse was told."""
+    caplog.set_level(logging.WARNING, "fencepost")
+    running, end = asyncio.Event(), asyncio.Event()
+
+    @bench.job("work")
+    async def work(context: Context, payload: Any) -> None:
+        running.set()
+        await end.wait()
+
+    await bench.enqueue("work")
+    worker = await bench.start(lease_seconds=3.0, lease_extension=True, poll_interval_seconds=0.02)
+    await asyncio.wait_for(running.wait(), 5)
+
+    async def gone(*_: object, **__: object) -> None:
+        raise DatabaseUnavailable("the database is not available: Connection refused", place="db.internal:5432")
+
+    with monkeypatch.context() as outage:
+        for name in ("due_queues", "claim", "turn", "extend", "settle"):
+            outage.setattr(WorkerStore, name, gone)
+        await bench.enqueue("work")
+        lines = ["can't claim jobs", "leases can't be renewed yet", "outcomes can't be written yet"]
+        await wait_until(lambda: records(caplog, lines[1]), 5)
+        end.set()
+        for line in lines:
+            await wait_until(lambda line=line: records(caplog, line), 5)  # type: ignore[misc]
+            reason = fields_of(records(caplog, line)[0])["reason"]
+            assert reason == "the database is not available: Connection refused (db.internal:5432)", line
+        pulses = [worker.vitals.dispatcher, worker.vitals.leases, worker.vitals.settler]
+        assert [one.error for one in pulses] == ["the database is not available: Connection refused"] * 3
 
 
 async def test_successes_can_be_left_out_of_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

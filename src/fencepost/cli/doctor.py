@@ -16,10 +16,11 @@ from fencepost.cli.output import Advance, progress
 from fencepost.domain.durations import parse_duration
 from fencepost.embedded import default_data_dir
 from fencepost.embedded.running import find_running
-from fencepost.errors import InvalidSettings
+from fencepost.errors import FencepostError, InvalidSettings
 from fencepost.settings import Settings, from_environment
 from fencepost.store.doctor.examination import Examination, examine
 from fencepost.store.doctor.findings import Finding, Limits, Severity, worst
+from fencepost.store.doctor.server import unreachable
 
 UNWELL = 1
 """The exit code when there are errors; with --strict, or warnings."""
@@ -30,17 +31,17 @@ def doctor(*, as_json: bool, quick: bool, strict: bool, patience: str, schema: s
     """Run the command; returns its exit code."""
     settings = from_environment(schema=schema)
     began = time.monotonic()
-    found = asyncio.run(_examine(settings, quick=quick, limits=Limits(audit_seconds=_seconds(patience))))
+    limits = Limits(audit_seconds=_seconds(patience))
+    try:
+        found = asyncio.run(_examine(settings, quick=quick, limits=limits))
+    except FencepostError as failure:
+        if as_json:
+            # A script may see only how what reads this ends.
+            _write(Examination([unreachable(failure)]), began)
+        raise
     state = worst(found.findings)
     if as_json:
-        report = {
-            "status": state,
-            "errors": found.count(Severity.ERROR),
-            "warnings": found.count(Severity.WARNING),
-            "seconds": round(time.monotonic() - began, 3),
-            "findings": found.findings,
-        }
-        click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        _write(found, began)
     else:
         _show(found)
     return UNWELL if state is Severity.ERROR or (strict and state is Severity.WARNING) else 0
@@ -70,6 +71,17 @@ async def _examine(settings: Settings, *, quick: bool, limits: Limits) -> Examin
             begin=lambda steps: bar.append(stack.enter_context(progress(steps, "doctor"))),
             advance=lambda remark, steps: bar[-1](remark, steps),  # noqa: PLW0108 - there is none yet
         )
+
+
+def _write(found: Examination, began: float) -> None:
+    report = {
+        "status": worst(found.findings),
+        "errors": found.count(Severity.ERROR),
+        "warnings": found.count(Severity.WARNING),
+        "seconds": round(time.monotonic() - began, 3),
+        "findings": found.findings,
+    }
+    click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
 
 
 def _show(found: Examination) -> None:

@@ -21,7 +21,7 @@ from fencepost.store.connecting import connect
 from fencepost.store.failures import UNAVAILABLE, is_broken, prepared, reaching, translated
 from fencepost.store.lines import Lines
 from fencepost.store.patience import Patience
-from fencepost.store.sessions import PATIENCE_SECONDS, SESSION, Sessions, cut_off
+from fencepost.store.sessions import PATIENCE_SECONDS, SESSION, Sessions, taken
 
 Row = Mapping[str, Any]
 
@@ -293,10 +293,5 @@ class Database:
         with translated():
             if self._pool is None:
                 raise asyncpg.InterfaceError("the pool is not open")
-            async with self._pool.acquire(timeout=ACQUIRE_SECONDS) as connection:
-                try:
-                    yield connection
-                except BaseException as error:
-                    if is_broken(error):
-                        cut_off(connection)
-                    raise
+            async with taken(self._pool, within_seconds=ACQUIRE_SECONDS) as connection:
+                yield connection

@@ -14,7 +14,14 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from fencepost.errors import DatabaseUnavailable, InvalidJob, InvalidSettings, PrivilegeMissing, SchemaMismatch
+from fencepost.errors import (
+    DatabaseUnavailable,
+    FencepostError,
+    InvalidJob,
+    InvalidSettings,
+    PrivilegeMissing,
+    SchemaMismatch,
+)
 
 
 class Unreachable(ConnectionError):
@@ -61,6 +68,11 @@ UNPREPARED = (
 )
 """What a statement of ours asks for isn't there: the schema was never made, or is an older one."""
 
+NO_WRITES = (
+    "the server takes no writes, since it is a standby, or read-only by default; see what `fencepost doctor` says"
+)
+"""What it means that no host has what we ask for, which the driver says in its own words."""
+
 LEFT_BEHIND = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 """A prepared statement isn't on the connection that it was made on: somebody between us and the server swaps them."""
 
@@ -93,6 +105,8 @@ def translated() -> Iterator[None]:
         ) from error
     except Unreachable as error:
         raise DatabaseUnavailable(f"the database is not available: {error.reason}", place=error.place) from error
+    except asyncpg.exceptions.TargetServerAttributeNotMatched as error:
+        raise DatabaseUnavailable(f"the database is not available: {NO_WRITES}") from error
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"the database is not available: {first_line(error)}") from error
     except LEFT_BEHIND as error:
@@ -150,6 +164,13 @@ def first_line(error: BaseException) -> str:
     """What an error says, without the details that follow."""
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def for_operator(error: BaseException) -> str:
+    """What an error says to whoever runs fencepost, in one line. Not for HTTP's callers: it may name hosts."""
+    if not isinstance(error, FencepostError):
+        return first_line(error)
+    return error.for_operator().partition("\n")[0] or type(error).__name__
 
 
 def _is_full(error: BaseException) -> bool:

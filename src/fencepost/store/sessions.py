@@ -18,7 +18,7 @@ from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.settings.pooler import Pooler
 from fencepost.store import pooling, statements
 from fencepost.store.connecting import connect
-from fencepost.store.failures import LEFT_BEHIND, UNAVAILABLE, first_line, is_broken
+from fencepost.store.failures import LEFT_BEHIND, NO_WRITES, UNAVAILABLE, first_line, is_broken
 
 STATEMENT_SECONDS = 30.0
 PATIENCE_SECONDS = STATEMENT_SECONDS + 5
@@ -193,9 +193,37 @@ async def _listening(dsn: str) -> Any:
             raise
     except LEFT_BEHIND as error:
         raise InvalidSettings(pooling.KEEPS_NO_SESSION) from error
+    except asyncpg.exceptions.TargetServerAttributeNotMatched as error:
+        raise DatabaseUnavailable(f"DATABASE_LISTEN_URL: {NO_WRITES}") from error
     except UNAVAILABLE as error:
         raise DatabaseUnavailable(f"DATABASE_LISTEN_URL: {first_line(error)}") from error
     return connection
+
+
+@asynccontextmanager
+async def taken(pool: Any, *, within_seconds: float) -> AsyncIterator[Any]:
+    """
+    One connection of the driver's *pool*, which is cut off when it must not be used again.
+
+    Raises the driver's errors, and DatabaseUnavailable when all of them stay with others, which no server is to blame
+    for.
+    """
+    connection = None
+    try:
+        async with pool.acquire(timeout=within_seconds) as connection:
+            try:
+                yield connection
+            except BaseException as error:
+                if is_broken(error):
+                    cut_off(connection)
+                raise
+    except TimeoutError as error:
+        if connection is not None or pool.get_size() < pool.get_max_size() or pool.get_idle_size():
+            raise
+        raise DatabaseUnavailable(
+            f"all {pool.get_max_size()} connections of this process's pool are in use, and none came free within "
+            f"{within_seconds:g}s"
+        ) from error
 
 
 def cut_off(connection: Any) -> None:

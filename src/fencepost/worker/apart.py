@@ -34,7 +34,7 @@ import msgspec
 from fencepost.domain import outcome as outcomes
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending, Outcome
-from fencepost.store.failures import first_line, is_of_the_value, is_outage, is_the_servers
+from fencepost.store.failures import for_operator, is_of_the_value, is_outage, is_the_servers
 from fencepost.store.workers import LeaseBusy
 from fencepost.telemetry.pulses import Pulse
 from fencepost.worker.attempt import Attempt, Key
@@ -151,7 +151,7 @@ class Apart:
     def _failed(self, error: Exception) -> None:
         self._pulse.failed(error)
         if is_the_servers(error):
-            log.warning("outcomes can't be written yet", extra={"reason": first_line(error)})
+            log.warning("outcomes can't be written yet", extra={"reason": for_operator(error)})
         else:
             log.exception("fault while writing outcomes apart; trying again")
 

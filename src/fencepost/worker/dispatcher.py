@@ -17,7 +17,7 @@ from fencepost.domain.backoff import pause_after
 from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Claim
-from fencepost.store.failures import first_line, is_outage, is_the_servers, waited_too_long
+from fencepost.store.failures import for_operator, is_outage, is_the_servers, waited_too_long
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.cursors import Cursors, Starts
@@ -122,7 +122,7 @@ class Dispatcher:
                 pause = pause_after(failures, first_seconds=0.1, longest_seconds=_LONGEST_PAUSE_SECONDS)
                 if is_the_servers(error):
                     log.warning(
-                        "can't claim jobs", extra={"reason": first_line(error), "retry_in_seconds": round(pause, 3)}
+                        "can't claim jobs", extra={"reason": for_operator(error), "retry_in_seconds": round(pause, 3)}
                     )
                 else:
                     log.exception("fault while claiming jobs")

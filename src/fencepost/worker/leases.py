@@ -25,6 +25,7 @@ from fencepost.domain.jitter import between
 from fencepost.domain.outcome import Ending
 from fencepost.errors import DatabaseUnavailable
 from fencepost.store.claims import Extension
+from fencepost.store.failures import for_operator
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.attempt import Attempt, Key
@@ -33,6 +34,7 @@ log = logging.getLogger("fencepost.worker")
 
 SHORTEST_RENEWAL_SECONDS = 1.0
 """A renewal that takes longer than this, and than a third of a lease, is tried again on another connection."""
+_SILENT = "it does not answer"
 
 
 class LeaseKeeper:
@@ -147,8 +149,9 @@ class LeaseKeeper:
                     await self._renew(store, queue_id, batch)
             except (DatabaseUnavailable, TimeoutError) as error:
                 complete = False
-                reason = str(error) or "it does not answer"
-                self._pulse.failed(DatabaseUnavailable(reason))
+                # What the pulse is told is shown to strangers.
+                self._pulse.failed(error if str(error) else DatabaseUnavailable(_SILENT))
+                reason = for_operator(error) if str(error) else _SILENT
                 log.warning("leases can't be renewed yet", extra={"reason": reason, "leases": len(batch)})
             except Exception as error:
                 complete = False

@@ -19,7 +19,7 @@ from typing import Protocol
 from fencepost.domain.backoff import pause_after
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
-from fencepost.store.failures import first_line, is_of_the_value, is_outage, is_the_servers, waited_too_long
+from fencepost.store.failures import for_operator, is_of_the_value, is_outage, is_the_servers, waited_too_long
 from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.apart import Apart, ApartStore
 from fencepost.worker.attempt import Attempt
@@ -177,7 +177,7 @@ class Settler:
                 self._most = max(1, self._most // 2)
                 self._pulse.failed(error)
                 pause = pause_after(failures, first_seconds=0.05, longest_seconds=_LONGEST_PAUSE_SECONDS)
-                reason = {"reason": first_line(error), "retry_in_seconds": round(pause, 3)}
+                reason = {"reason": for_operator(error), "retry_in_seconds": round(pause, 3)}
                 if is_the_servers(error):
                     log.warning("outcomes can't be written yet", extra=reason)
                 else:
@@ -217,7 +217,7 @@ class Settler:
             self.put_apart(batch)
             if not busy and not is_of_the_value(error):
                 raise
-            log.warning("outcomes are written apart", extra={"reason": first_line(error), "outcomes": len(batch)})
+            log.warning("outcomes are written apart", extra={"reason": for_operator(error), "outcomes": len(batch)})
         else:
             self.report(batch, statuses)
 

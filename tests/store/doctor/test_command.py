@@ -33,7 +33,7 @@ async def test_a_healthy_database(ward: Ward) -> None:
     lines = ended.stdout.splitlines()
     assert lines[-1] == "all is well"
     assert {line.split()[0] for line in lines[:-1]} == {"OK"}
-    assert len(lines) == 18
+    assert len(lines) == 19
     assert doctor(ward, "--strict").returncode == 0
 
 
@@ -91,10 +91,28 @@ async def test_nothing_to_look_at(ward: Ward) -> None:
     assert (gone.returncode, gone.stdout) == (6, "")
     assert gone.stderr.startswith("fencepost: the database is not available")
     wrong = fencepost("doctor", DATABASE_URL=ward.url.replace("/ward_", "/other_"))
-    assert wrong.returncode == 2
+    assert (wrong.returncode, wrong.stdout) == (2, "")
     refused = doctor(ward, "--patience", "soon")
     assert refused.returncode == 2
     assert "--patience" in refused.stderr
+
+
+async def test_nothing_to_look_at_is_a_report_too(ward: Ward) -> None:
+    """Or a script that pipes it into something would see nothing, and that this ended well."""
+    for url, code in (
+        ("postgresql://nobody@127.0.0.1:1/nothing", 6),
+        (ward.url.replace("/ward_", "/other_"), 2),
+    ):
+        ended = fencepost("doctor", "--json", DATABASE_URL=url)
+        assert ended.returncode == code
+        report = json.loads(ended.stdout)
+        assert (report["status"], report["errors"], report["warnings"]) == ("error", 1, 0)
+        [found] = report["findings"]
+        assert (found["code"], found["severity"]) == ("server.unreachable", "error")
+        assert ended.stderr == f"fencepost: {found['what']}\n"
+        assert found["remedy"]
+    refused = fencepost("doctor", "--json", "--patience", "soon", DATABASE_URL=ward.url)
+    assert (refused.returncode, refused.stdout) == (2, "")
 
 
 @pytest.mark.slow

@@ -22,13 +22,15 @@ from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.settings import Secret, Settings
 from fencepost.settings.pooler import Pooler
 from fencepost.store.database import Database
-from fencepost.store.doctor import server
+from fencepost.store.doctor import examination, objects, server
 from fencepost.store.doctor.examination import examine
 from fencepost.store.doctor.findings import Finding, Limits, Severity, duration, named, worst
 from fencepost.store.grants import Purpose
 from fencepost.store.migrate import migrate, prepare
+from fencepost.store.steps import steps
 from tests import pgbouncer
 from tests.conftest import with_database
+from tests.store.support import waits_for_a_lock
 
 from .conftest import Ward
 
@@ -44,7 +46,7 @@ async def test_a_healthy_database_gives_no_finding(ward: Ward) -> None:
     found = await ward.findings()
     assert [(one.code, one.what) for one in found if one.severity is not Severity.OK] == []
     assert found[-1].what == "9 jobs = 7 pending + 1 leases + 1 finished, each in one place"
-    assert len(found) == 17
+    assert len(found) == 18
     assert all(one.remedy is None for one in found)
 
 
@@ -102,6 +104,13 @@ async def _another_role_without_durability(ward: Ward) -> None:
     )
 
 
+async def _another_role_read_only(ward: Ward) -> None:
+    url = ward.url
+    for purpose in (Purpose.PRODUCER, Purpose.READER):
+        await ward.execute(f"alter role {await ward.reader({purpose})} set default_transaction_read_only = TRUE")
+        ward.url = url
+
+
 async def _blind(ward: Ward) -> None:
     role = await ward.reader()
     await ward.execute(f"revoke pg_read_all_stats from {role}")
@@ -135,6 +144,7 @@ NEW_QUEUE = (
 
 STATES: dict[str, Spoil] = {
     "server.read_only": _read_only,
+    "server.role_read_only": _another_role_read_only,
     "durability.synchronous_commit": _role_without_durability,
     "durability.role_setting": _another_role_without_durability,
     "durability.unlogged": sql("alter table fencepost.workers set unlogged"),
@@ -204,7 +214,8 @@ STATES: dict[str, Spoil] = {
         f"values ('nobody', '{new_id()}', 1, 'now')"
     ),
     "audit.unfinished": sql("select 1", audit_seconds=1e-6),
-    "schema.broken": sql("drop table fencepost.job_types"),
+    "schema.broken": sql("alter table fencepost.job_types drop column declared_at"),
+    "schema.incomplete": sql("drop index fencepost.pending_lane"),
 }
 """States that last for as long as the database. The others are below, each in a test of its own."""
 
@@ -216,6 +227,40 @@ async def test_a_state_is_seen_and_no_other(ward: Ward, code: str) -> None:
     assert [one.code for one in found] == [code], found
     assert found[0].remedy
     assert found[0].what
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("table", ["unique_keys"]),
+        ("table", ["finished_default"]),
+        ("function", ["complete"]),
+        ("function", ["enqueue", "enqueue_jobs"]),
+    ],
+)
+async def test_what_somebody_dropped_is_missed(ward: Ward, kind: str, names: list[str]) -> None:
+    await ward.execute(";".join(f"drop {kind} fencepost.{name}" for name in names))
+    [found] = [one for one in await ward.complaints() if one.code == "schema.incomplete"]
+    assert {f"{kind} {name}" for name in names} == set(found.what.partition(": ")[2].split(", "))
+
+
+async def test_what_the_steps_make_is_what_a_new_schema_has(ward: Ward) -> None:
+    """By their text: whatever it doesn't say (indexes of constraints and of partitions) has a name of PostgreSQL's."""
+    rows = await ward.sql.fetch(
+        "select case when c.relkind in ('r', 'p') then 'table' else 'index' end as kind, c.relname::text as name "
+        "from pg_class c where c.relnamespace = 'fencepost'::regnamespace and c.relkind in ('r', 'p', 'i', 'I') "
+        r"and c.relname !~ '_\d{8}t\d{4}' and c.relname <> 'schema_version' "
+        "and not exists (select from pg_constraint k where k.conindid = c.oid) "
+        "and not (c.relkind in ('i', 'I') and c.relispartition) "
+        "union select 'function', p.proname from pg_proc p where p.pronamespace = 'fencepost'::regnamespace"
+    )
+    assert {(row["kind"], row["name"]) for row in rows} == set(objects.made([step.number for step in steps()]))
+
+
+async def test_a_later_version_may_have_removed_what_this_one_knows(ward: Ward) -> None:
+    await STATES["schema.newer"](ward)
+    await STATES["schema.incomplete"](ward)
+    assert "schema.incomplete" not in [one.code for one in await ward.complaints()]
 
 
 @pytest.mark.parametrize(
@@ -288,6 +333,67 @@ async def test_settings_of_the_server(ward: Ward, name: str, value: str, code: s
         await ward.set_server(**{name: None})
 
 
+PLACES = {
+    "role": "alter role {role}",
+    "role-in-database": "alter role {role} in database {database}",
+    "database": "alter database {database}",
+    "all-roles": "alter role all",
+    "server": "alter system",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        ("default_transaction_read_only = on", "server.read_only"),
+        ("synchronous_commit = off", "durability.synchronous_commit"),
+    ],
+)
+async def test_the_remedy_is_for_the_place_that_sets_it(ward: Ward, setting: str, code: str, place: str) -> None:
+    """And it works for whoever is given the same, statement by statement as psql sends what is pasted."""
+    name = setting.split()[0]
+    owner, role = ward.url, await ward.reader()
+    where = PLACES[place].format(role=role, database=await ward.sql.fetchval("select current_database()"))
+    await ward.execute(f"{where} set {setting}")
+    await ward.execute("select pg_reload_conf()")
+    mender = await asyncpg.connect(owner)
+    try:
+        async with asyncio.timeout(20):
+            while not (found := await ward.complaints()):
+                pass
+        assert [one.code for one in found] == [code]
+        for statement in (found[0].remedy or "").partition(": ")[2].rstrip(";").split("; "):
+            await mender.execute(statement)
+        async with asyncio.timeout(20):
+            while await ward.complaints():
+                pass
+    finally:
+        await ward.execute("set default_transaction_read_only = off")
+        await ward.execute(f"{PLACES['all-roles']} reset {name}")
+        await ward.execute(f"{PLACES['server']} reset {name}")
+        await ward.execute("select pg_reload_conf()")
+        await mender.close()
+
+
+async def test_a_setting_of_the_address_is_named_there(ward: Ward) -> None:
+    ward.url += ("&" if "?" in ward.url else "?") + "default_transaction_read_only=on"
+    [found] = await ward.complaints()
+    assert (found.code, found.remedy) == (
+        "server.read_only",
+        "leave default_transaction_read_only out of DATABASE_URL",
+    )
+
+
+@pytest.mark.parametrize("value", ["0", "'FALSE'", "no"])
+async def test_autovacuum_is_off_in_whatever_word(ward: Ward, value: str) -> None:
+    await ward.execute(f"alter table fencepost.leases set (autovacuum_enabled = {value})")
+    assert [one.code for one in await ward.complaints()] == ["vacuum.table_off"]
+    await ward.execute("alter table fencepost.leases set (autovacuum_enabled = on)")
+    assert await ward.complaints() == []
+
+
 async def test_commits_that_wait_for_a_standby_that_is_not_there(ward: Ward) -> None:
     await ward.execute("set synchronous_commit = local")
     await ward.set_server(synchronous_standby_names="nobody")
@@ -315,7 +421,21 @@ async def test_a_session_that_is_idle_in_a_transaction(ward: Ward) -> None:
     assert found.code == "transactions.idle"
     assert f"session {pid} (the culprit, role fencepost" in found.what
     assert "pg_current_xact_id" in found.what
-    assert found.remedy == f"select pg_terminate_backend({pid});"
+    assert found.remedy == f"as a superuser: select pg_terminate_backend({pid});"
+
+
+async def test_who_may_end_a_session_that_is_no_superusers(ward: Ward) -> None:
+    ward.limits |= {"idle_seconds": 0.0}
+    owner, role = ward.url, await ward.reader()
+    ward.url, theirs = owner, ward.url
+    session = await asyncpg.connect(theirs)
+    await session.execute("begin; select count(*) from fencepost.jobs")
+    [found] = await ward.complaints()
+    pid = session.get_server_pid()
+    assert (
+        found.remedy == f"as {role}, a member of pg_signal_backend or a superuser: select pg_terminate_backend({pid});"
+    )
+    session.terminate()
 
 
 @pytest.mark.slow
@@ -370,6 +490,88 @@ async def test_a_table_that_somebody_has_locked_is_not_waited_for_long(ward: War
         await session.execute("begin; lock table fencepost.job_types in access exclusive mode")
         async with asyncio.timeout(20):
             assert [one.code for one in await ward.complaints()] == ["doctor.unfinished"]
+
+
+@asynccontextmanager
+async def waiting_for(ward: Ward, lock: str) -> AsyncIterator[int]:
+    """Somebody holds *lock* on the leases, and somebody else wants to read them; who holds it."""
+    async with another_session(ward) as holder, another_session(ward) as other:
+        await holder.execute(f"begin; lock table fencepost.leases in {lock} mode")
+        waiter = asyncio.create_task(other.execute("begin; lock table fencepost.leases in access exclusive mode"))
+        await waits_for_a_lock(ward.sql)
+        yield holder.get_server_pid()
+        other.terminate()
+        await asyncio.wait([waiter])
+        waiter.exception()
+
+
+@pytest.mark.slow
+async def test_who_holds_what_others_wait_for(ward: Ward) -> None:
+    ward.quick = True
+    ward.limits |= {"blocked_seconds": 0.0}
+    async with waiting_for(ward, "access exclusive") as pid:
+        found = await ward.complaints()
+    assert [one.code for one in found] == ["locks.held", *["doctor.unfinished"] * 2]
+    assert found[0].severity is Severity.ERROR
+    assert found[0].what.startswith(f"session {pid} (the culprit, role fencepost, ")
+    assert "holds a lock on leases, and others wait for it (1), the first for " in found[0].what
+    assert "It is idle in transaction, " in found[0].what
+    assert found[0].what.endswith("Its last statement: begin; lock table fencepost.leases in access exclusive mode")
+    assert found[0].remedy == f"as a superuser: select pg_terminate_backend({pid});"
+
+
+async def locks_alone(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    monkeypatch.setattr(examination, "CHECKS", [one for one in examination.CHECKS if one.name == "locks"])
+    ward.quick = True
+    return await ward.complaints()
+
+
+async def test_a_wait_that_has_just_begun_is_a_warning(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    ward.limits |= {"blocked_seconds": 3600.0}
+    async with waiting_for(ward, "access share"):
+        [found] = await locks_alone(ward, monkeypatch)
+    assert (found.code, found.severity) == ("locks.held", Severity.WARNING)
+
+
+async def test_a_lock_that_lets_nobody_in_is_told_before_anybody_comes(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ward.limits |= {"blocked_seconds": 0.0}
+    async with another_session(ward) as session:
+        await session.execute("begin; lock table fencepost.pending in share mode")
+        [found] = await locks_alone(ward, monkeypatch)
+        assert (found.code, found.severity) == ("locks.held", Severity.ERROR)
+        assert "pending, and nobody who needs it can have it" in found.what
+        await session.execute("rollback; begin; lock table fencepost.pending in row exclusive mode")
+        assert await locks_alone(ward, monkeypatch) == []
+
+
+async def test_who_holds_a_lock_is_named_to_whoever_may_see_little(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    ward.limits |= {"blocked_seconds": 0.0}
+    owner = ward.url
+    await _blind(ward)
+    theirs, ward.url = ward.url, owner
+    async with waiting_for(ward, "access exclusive") as pid:
+        ward.url = theirs
+        [found] = await locks_alone(ward, monkeypatch)
+    assert found.what.startswith(f"session {pid} (the culprit, role fencepost, ")
+    assert "in a transaction" not in found.what
+
+
+async def test_a_prepared_transaction_that_holds_a_lock(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    ward.limits |= {"blocked_seconds": 0.0}
+    await ward.execute("begin; lock table fencepost.leases in access exclusive mode; prepare transaction 'forgotten'")
+    try:
+        async with another_session(ward) as other:
+            waiter = asyncio.create_task(other.execute("select count(*) from fencepost.leases"))
+            await waits_for_a_lock(ward.sql)
+            [found] = await locks_alone(ward, monkeypatch)
+            assert found.what.startswith("a prepared transaction holds a lock on leases")
+            other.terminate()
+            await asyncio.wait([waiter])
+            waiter.exception()
+    finally:
+        await ward.execute("rollback prepared 'forgotten'")
 
 
 async def test_no_partitions(clinic_url: str) -> None:
@@ -526,6 +728,10 @@ async def test_a_standby_and_what_it_keeps_from_vacuum(folder: Path) -> None:
         }
         with EmbeddedPostgres(second, options=options) as standby:
             assert await _codes(standby.dsn) == ["server.recovery"]
+            both = standby.dsn.replace("&port=", f",{host}&port=")
+            assert await _codes(both) == []
+            nobody = standby.dsn.replace("&port=", f",{folder}&port=")
+            assert await _codes(nobody) == ["server.recovery"]
             query = await asyncpg.connect(standby.dsn)
             await query.execute("begin isolation level repeatable read; select count(*) from fencepost.jobs")
             async with asyncio.timeout(60):
@@ -555,8 +761,10 @@ async def _codes(url: str, **limits: Any) -> list[str]:
 
 
 async def test_no_server_and_no_address() -> None:
-    with pytest.raises(DatabaseUnavailable):
+    with pytest.raises(DatabaseUnavailable) as caught:
         await examine("postgresql://nobody@127.0.0.1:1/nothing", Settings())
+    found = server.unreachable(caught.value)
+    assert (found.code, found.what) == ("server.unreachable", caught.value.for_operator())
     with pytest.raises(InvalidSettings, match="DATABASE_URL"):
         await examine("no address", Settings())
 

@@ -9,7 +9,7 @@ import msgspec
 
 from fencepost.errors import DatabaseUnavailable, PrivilegeMissing
 from fencepost.settings import Settings
-from fencepost.store.doctor import audit, holders, partitions, pooler, schema, server, work
+from fencepost.store.doctor import audit, holders, partitions, pooler, privileges, schema, server, work
 from fencepost.store.doctor.findings import Finding, Limits, Severity, error, ok, warning
 from fencepost.store.doctor.patient import Patient, admitted
 from fencepost.store.failures import first_line
@@ -37,9 +37,11 @@ CHECKS = (
     Check("vacuum", server.vacuum, "autovacuum is on"),
     Check("wraparound", server.wraparound, "no transaction number is old"),
     Check("visibility", server.visibility, "this role sees what others' sessions do"),
+    # Before all that may have to wait for one.
+    Check("locks", holders.locks, "nobody holds a table that others wait for"),
     Check("transactions", holders.transactions, "nothing keeps vacuum from dead rows"),
     Check("schema", schema.version, "the schema is up to date"),
-    Check("privileges", schema.privileges, "", needs_schema=True),
+    Check("privileges", privileges.sufficient, "", needs_schema=True),
     Check("partitions", partitions.partitions, "every time has its partitions", needs_schema=True),
     Check("leases", work.leases, "no lease has run out unnoticed", needs_schema=True),
     Check("queues", work.queues, "no due job is kept waiting", needs_schema=True),
@@ -109,7 +111,7 @@ async def _ask(check: Check, patient: Patient) -> list[Finding]:
             warning(
                 "doctor.not_allowed",
                 f"{check.name} couldn't be looked at: {first_line(refused)}",
-                "as the owner of the schema: fencepost grant ROLE --to reader",
+                await privileges.to_look(patient),
             )
         ]
     except (asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError, DatabaseUnavailable, TimeoutError) as late:
@@ -117,7 +119,7 @@ async def _ask(check: Check, patient: Patient) -> list[Finding]:
             warning(
                 "doctor.unfinished",
                 f"{check.name} couldn't be looked at in time: {first_line(late)}",
-                "run it again; if it stays, look for locks: select * from pg_locks where not granted;",
+                "run it again: locks.held names who holds a lock for long; without that the server is slow",
             )
         ]
     except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError) as missing:

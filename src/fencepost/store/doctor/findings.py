@@ -52,6 +52,12 @@ def worst(findings: Iterable[Finding]) -> Severity:
     return next((one for one in (Severity.ERROR, Severity.WARNING) if one in found), Severity.OK)
 
 
+def signalling(function: str, pid: int, *, role: str, of_superuser: bool) -> str:
+    """The statement that cancels or ends a session of *role*, and who may run it."""
+    others = "" if of_superuser or not role else f"{role}, a member of pg_signal_backend or "
+    return f"as {others}a superuser: select {function}({pid});"
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """From where on something is a finding."""
 
@@ -62,6 +68,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     busy_seconds: float = 600.0
     """Of a transaction that works."""
     prepared_seconds: float = 60.0
+    blocked_seconds: float = 3.0
+    """Of a lock on a table of ours that somebody waits for, or that lets nobody in."""
     pinned_transactions: int = 1_000_000
     """How many transactions old the oldest rows are that a slot or a standby keeps."""
     old_transactions: int = 500_000_000

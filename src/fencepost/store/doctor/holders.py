@@ -1,10 +1,41 @@
-"""What keeps vacuum from dead rows: open transactions, prepared ones, slots, standbys."""
+"""Who is in the way: of others, by a lock; of vacuum, by an open transaction, a prepared one, a slot or a standby."""
 
 from __future__ import annotations
 
 from fencepost.store.database import Row
-from fencepost.store.doctor.findings import Finding, duration, warning
+from fencepost.store.doctor.findings import Finding, duration, error, named, signalling, warning
 from fencepost.store.doctor.patient import Patient
+
+
+async def locks(patient: Patient) -> list[Finding]:
+    """Who holds a table of ours that others wait for. Asks for no lock itself, so it isn't kept waiting by any."""
+    limit = patient.limits.blocked_seconds
+    rows = await patient.fetch("locks", schema=patient.schema, held_seconds=limit)
+    return [_lock(row, limit) for row in rows]
+
+
+def _lock(row: Row, limit: float) -> Finding:
+    waits = "nobody who needs it can have it"
+    if row["waiters"]:
+        waits = f"others wait for it ({row['waiters']}), the first for {duration(row['waited_seconds'])}"
+    # Without others: who keeps out everybody who comes.
+    make = warning if row["waiters"] and row["waited_seconds"] <= limit else error
+    if not row["pid"]:
+        what = f"a prepared transaction holds a lock on {named(row['names'])}, and {waits}"
+        return make("locks.held", what, "select * from pg_prepared_xacts; then commit it or roll it back by its gid")
+    state = (
+        "" if row["age_seconds"] is None else f" It is {row['state']}, {duration(row['age_seconds'])} in a transaction"
+    )
+    what = f"{_who(row)} holds a lock on {named(row['names'])}, and {waits}.{state}. Its last statement: {row['query']}"
+    return make("locks.held", what, _ending("pg_terminate_backend", row))
+
+
+def _who(row: Row) -> str:
+    return f"session {row['pid']} ({row['application'] or 'no application name'}, role {row['role']}, {row['client']})"
+
+
+def _ending(function: str, row: Row) -> str:
+    return signalling(function, row["pid"], role=row["role"], of_superuser=row["of_superuser"])
 
 
 async def transactions(patient: Patient) -> list[Finding]:
@@ -21,13 +52,12 @@ async def transactions(patient: Patient) -> list[Finding]:
 
 
 def _session(row: Row) -> Finding:
-    who = f"session {row['pid']} ({row['application'] or 'no application name'}, role {row['role']}, {row['client']})"
-    age = duration(row["age_seconds"])
+    who, age = _who(row), duration(row["age_seconds"])
     if row["idle"]:
         what = f"{who} has been in a transaction for {age} and waits for its client. Its last statement: {row['query']}"
-        return warning("transactions.idle", what, f"select pg_terminate_backend({row['pid']});")
+        return warning("transactions.idle", what, _ending("pg_terminate_backend", row))
     what = f"{who} has had a transaction open for {age}: {row['query']}"
-    return warning("transactions.long", what, f"select pg_cancel_backend({row['pid']}); unless it is meant")
+    return warning("transactions.long", what, f"unless it is meant, {_ending('pg_cancel_backend', row)}")
 
 
 def _prepared(row: Row) -> Finding:

@@ -13,7 +13,7 @@ from fencepost.store import pooling, statements
 from fencepost.store.connecting import connect
 from fencepost.store.database import Row
 from fencepost.store.doctor.findings import Limits
-from fencepost.store.failures import reaching, translated
+from fencepost.store.failures import Unreachable, reaching, translated
 
 STATEMENT_SECONDS = 15.0
 """What a check's statement may take. The audit's have what is left of its own time."""
@@ -31,7 +31,6 @@ _OPTIONS: dict[str, Any] = {
     "timeout": 10.0,
     "command_timeout": None,
     "statement_cache_size": 0,
-    "target_session_attrs": "any",
     "server_settings": {"application_name": "fencepost doctor"},
 }
 
@@ -68,16 +67,28 @@ class Patient:
 @asynccontextmanager
 async def admitted(dsn: str, settings: Settings, limits: Limits) -> AsyncIterator[Patient]:
     """
-    Connect, to any server that answers: also to one that takes no writes.
+    Connect: of several servers to one that takes writes, as everybody else does; else to any that answers.
 
     Raises DatabaseUnavailable, and InvalidSettings for an address that can't be one.
     """
     with translated():
         with reaching():
-            connection = await connect(dsn, **_OPTIONS)
+            connection = await _reached(dsn)
         try:
             await connection.execute(pooling.opening(_SESSION, snapshot=True))
             yield Patient(connection, dsn, settings, limits)
         finally:
             # Nothing is to be committed, and a server that hangs isn't waited for.
             connection.terminate()
+
+
+async def _reached(dsn: str) -> Any:
+    try:
+        return await connect(dsn, target_session_attrs="read-write", **_OPTIONS)
+    except asyncpg.exceptions.TargetServerAttributeNotMatched:
+        pass
+    except Unreachable as error:
+        # Of several one may answer all the same.
+        if "," not in error.place:
+            raise
+    return await connect(dsn, target_session_attrs="any", **_OPTIONS)

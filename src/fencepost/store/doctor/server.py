@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 
+from fencepost.errors import FencepostError
 from fencepost.settings import CONNECTIONS_OF_A_WORKER
 from fencepost.store.database import Row
+from fencepost.store.doctor import overrides
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
 from fencepost.store.doctor.patient import Patient
 from fencepost.store.grants import quote_role
@@ -13,7 +15,15 @@ from fencepost.store.migrate import LOWEST_SERVER
 from fencepost.store.statements import quote_schema
 
 CLOCK_ROUNDS = 5
-_RELOAD = "select pg_reload_conf();"
+
+
+def unreachable(failure: FencepostError) -> Finding:
+    """That there was nothing to look at."""
+    return error(
+        "server.unreachable",
+        failure.for_operator(),
+        "see that the server runs and that DATABASE_URL has its host, port, database, role and password",
+    )
 
 
 async def suitable(patient: Patient) -> list[Finding]:
@@ -35,23 +45,23 @@ async def suitable(patient: Patient) -> list[Finding]:
             error(
                 "server.read_only",
                 f"transactions of role {server['role']} are read-only by default (default_transaction_read_only = on)",
-                f"alter role {quote_role(server['role'])} reset default_transaction_read_only; or for the "
-                "database, or the server",
+                await overrides.mending(patient, overrides.READ_ONLY, "off"),
             )
         ]
-    return []
+    return await overrides.of_others(patient, overrides.READ_ONLY, ours_is_well=True)
 
 
 async def durability(patient: Patient) -> list[Finding]:
     """Whether what is committed survives a crash."""
     [server] = await patient.fetch("server")
+    is_durable = server["synchronous_commit"] != "off"
     found = []
     if server["fsync"] != "on":
         found.append(
             error(
                 "durability.fsync",
                 "fsync is off: a crash of the machine can lose jobs and destroy the database",
-                f"alter system set fsync = on; {_RELOAD}",
+                overrides.of_server("fsync", "on"),
             )
         )
     if server["full_page_writes"] != "on":
@@ -59,19 +69,19 @@ async def durability(patient: Patient) -> list[Finding]:
             warning(
                 "durability.full_page_writes",
                 "full_page_writes is off: unless the file system never tears a page, a crash can destroy the database",
-                f"alter system set full_page_writes = on; {_RELOAD}",
+                overrides.of_server("full_page_writes", "on"),
             )
         )
-    if server["synchronous_commit"] == "off":
+    if not is_durable:
         found.append(
             error(
                 "durability.synchronous_commit",
                 "synchronous_commit is off for this role: a crash of the server can lose jobs that applications stored "
                 "in transactions of their own (fencepost's own connections turn it on)",
-                f"alter system set synchronous_commit = on; {_RELOAD} and reset it for the role and the database",
+                await overrides.mending(patient, "synchronous_commit", "on"),
             )
         )
-    found += await _overrides(patient, server)
+    found += await overrides.of_others(patient, "synchronous_commit", ours_is_well=is_durable)
     found += await _standbys(patient, server)
     unlogged = [row["name"] for row in await patient.fetch("tables", schema=patient.schema) if row["unlogged"]]
     if unlogged:
@@ -80,26 +90,6 @@ async def durability(patient: Patient) -> list[Finding]:
                 "durability.unlogged",
                 f"unlogged: {named(unlogged)}. A crash of the server empties them",
                 f"alter table {quote_schema(patient.schema)}.{unlogged[0]} set logged; and so on",
-            )
-        )
-    return found
-
-
-async def _overrides(patient: Patient, server: Row) -> list[Finding]:
-    """What others' sessions are given: the doctor's own may be another role."""
-    found = []
-    for row in await patient.fetch("setting_overrides"):
-        name, _, value = row["setting"].partition("=")
-        where = f"role {row['role']}" + (f" in database {row['database']}" if row["database"] else "")
-        if row["role"] == server["role"] or name != "synchronous_commit":
-            continue
-        found.append(
-            warning(
-                "durability.role_setting",
-                f"{name} is {value} for {where}: what that commits can be lost in a crash of the server",
-                f"alter role {'all' if row['role'] == 'all roles' else quote_role(row['role'])}"
-                + (f" in database {quote_role(row['database'])}" if row["database"] else "")
-                + f" reset {name};",
             )
         )
     return found
@@ -115,7 +105,7 @@ async def _standbys(patient: Patient, server: Row) -> list[Finding]:
         error(
             "durability.no_standby",
             f"every commit waits for a synchronous standby ({server['synchronous_standby_names']}), and none is there",
-            f"start the standby; or alter system set synchronous_standby_names = ''; {_RELOAD}",
+            f"start the standby; or {overrides.of_server('synchronous_standby_names', repr(''))}",
         )
     ]
 
@@ -184,7 +174,7 @@ async def notifications(patient: Patient) -> list[Finding]:
             "notifications.filling",
             f"the server's queue of notifications is {used:.1%} full: a session that listens has kept a transaction "
             "open. When it is full, every enqueue fails",
-            "end the session named under transactions.idle or transactions.long: select pg_terminate_backend(PID);",
+            "end the session that transactions.idle or transactions.long names, as it says there",
         )
     ]
 
@@ -199,7 +189,7 @@ async def vacuum(patient: Patient) -> list[Finding]:
                 error(
                     "vacuum.off",
                     f"{name} is off: every job leaves dead rows, and nothing removes them",
-                    f"alter system set {name} = on; {_RELOAD}",
+                    overrides.of_server(name, "on"),
                 )
             )
     tables = [row["name"] for row in await patient.fetch("tables", schema=patient.schema) if row["unvacuumed"]]

@@ -6,6 +6,7 @@
 select a.pid, coalesce(a.application_name, '') as application, coalesce(a.usename, '') as role,
        coalesce(a.datname, '') as database, coalesce(cast(a.client_addr as text), 'a local socket') as client,
        a.state like 'idle in transaction%' as idle,
+       coalesce((select r.rolsuper from pg_roles r where r.oid = a.usesysid), false) as of_superuser,
        extract(epoch from clock_timestamp() - a.xact_start)::float8 as age_seconds,
        left(regexp_replace(a.query, '\s+', ' ', 'g'), 80) as query
   from pg_stat_activity a
