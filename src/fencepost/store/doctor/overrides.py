@@ -64,6 +64,6 @@ async def of_others(patient: Patient, name: str, *, ours_is_well: bool) -> list[
             what = f"{name} is {row['value']} for {where}: what that commits can be lost in a crash of the server"
             found.append(warning("durability.role_setting", what, remedy))
         elif row["writes"]:
-            what = f"transactions of {where} are read-only by default ({name}), and it may enqueue: that fails there"
+            what = f"transactions of {where} are read-only by default ({name}), so nothing can be enqueued there"
             found.append(warning("server.role_read_only", what, remedy))
     return found
