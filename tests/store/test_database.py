@@ -202,9 +202,11 @@ async def test_a_server_that_doesnt_answer_is_no_busy_pool(database_url: str, mo
         await asyncio.Event().wait()
 
     async with database.transaction():
-        monkeypatch.setattr("asyncpg.connect", never)
-        with pytest.raises(DatabaseUnavailable, match="the database is not available"):
-            await database.fetch("audit")
+        # No longer than this: the database is removed by way of it, too.
+        with monkeypatch.context() as patched:
+            patched.setattr("asyncpg.connect", never)
+            with pytest.raises(DatabaseUnavailable, match="the database is not available"):
+                await database.fetch("audit")
     await database.close()
 
 
