@@ -232,3 +232,20 @@ async def test_the_first_pending_of_each_lane(jobs: Jobs, queues: Queues, worker
     behind = await worker_store.first_pending(queue_id, {0: max(found.values()), 5: found[5]})
     assert behind.keys() <= {0, 5}
     assert behind[5] == found[5], "the place itself is looked at: ids are all above zero"
+
+
+async def test_what_was_stored_while_it_is_looked_is_due_to_a_drain(
+    jobs: Jobs, database: Database, worker_store: WorkerStore
+) -> None:
+    """
+    drain                           a handler
+    begins to look
+                                    enqueues a job, due at once; it commits, and ends
+    takes its snapshot: the job is
+    there, and nothing else is
+    """
+    async with database.transaction() as session:
+        await session.fetch("drain_state", worker_id=worker_store.worker_id, queues=None)
+        await jobs.enqueue([job()])
+        [state] = await session.fetch("drain_state", worker_id=worker_store.worker_id, queues=None)
+    assert state["due"], "it would have stopped with this job left"
