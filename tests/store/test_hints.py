@@ -65,14 +65,14 @@ class Ear:
 class Link:
     """The way from a listener to its server: counted, and cut on demand."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_down = False
         self.fault = DatabaseUnavailable("the link is down")
         self.made: Any = None
         self._tries = 0
         self._news = asyncio.Event()
         self._connect = listener._database.connect_to_listen
-        listener._database.connect_to_listen = self._try  # type: ignore[method-assign]
+        monkeypatch.setattr(listener._database, "connect_to_listen", self._try)
 
     async def _try(self) -> Any:
         self._tries += 1
@@ -324,12 +324,12 @@ async def test_a_listener_reconnects_and_says_so(
 
 
 @pytest.mark.slow
-async def test_a_listener_that_cannot_connect_keeps_trying(server_url: str) -> None:
+async def test_a_listener_that_cannot_connect_keeps_trying(server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its database isn't there yet."""
     server = await connect(server_url)
     later = f"fencepost_{uuid.uuid4().hex[:12]}"
     ear = Ear(Database(with_database(server_url, later)))
-    link = Link(ear.listener)
+    link = Link(ear.listener, monkeypatch)
     task = asyncio.get_running_loop().create_task(ear.listener.run())
     try:
         await link.is_tried(2)
@@ -349,7 +349,7 @@ async def test_each_outage_is_told_of_once(
     """The second too, for the very reason of the first; and not once a try."""
     monkeypatch.setattr("fencepost.store.listener._LONGEST_PAUSE_SECONDS", 0.02)
     ear = Ear(database)
-    link = Link(ear.listener)
+    link = Link(ear.listener, monkeypatch)
     task = asyncio.get_running_loop().create_task(ear.listener.run())
 
     def told() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -133,7 +134,7 @@ async def test_the_log_names_who_does_not_answer_and_the_probe_does_not(
             ("can't claim jobs", vitals.dispatcher),
             ("outcomes can't be written yet", vitals.settler),
         ]:
-            await wait_until(lambda line=line: records(caplog, line), 5)  # type: ignore[misc]
+            await wait_until(partial(records, caplog, line), 5)
             reason = fields_of(records(caplog, line)[0])["reason"]
             assert reason == "the database is not available: Connection refused (db.internal:5432)", line
             assert pulse.error == "the database is not available: Connection refused", line

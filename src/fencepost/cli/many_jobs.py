@@ -70,7 +70,7 @@ async def _show(which: Selection, *, limit: int, as_json: bool, schema: str | No
             found = await listing.named(which, which.ids, payloads=as_json)
             for job in found[:limit]:
                 _write(job, as_json=as_json)
-            return _told(len(found), limit)
+            return _told(len(found), more=len(found) > limit)
         shown, before = 0, None
         while shown < limit:
             page = await listing.page(which, limit=min(limit - shown, _PAGE_JOBS), before=before, payloads=as_json)
@@ -79,15 +79,15 @@ async def _show(which: Selection, *, limit: int, as_json: bool, schema: str | No
             shown += len(page.jobs)
             before = page.next_before
             if before is None:
-                return _told(shown, limit)
-    return _told(shown + 1, limit)
+                return _told(shown, more=False)
+    return _told(shown, more=True)
 
 
-def _told(found: int, limit: int) -> int:
-    """Say on stderr what a list can't show; *found* jobs fit, or at least so many. Returns the exit code."""
+def _told(found: int, *, more: bool) -> int:
+    """Say on stderr what a list can't show: that there is nothing, or more. Returns the exit code."""
     if found == 0:
         click.echo("no job fits", err=True)
-    elif found > limit:
+    elif more:
         click.echo("there are more; --limit shows them", err=True)
     return 0
 

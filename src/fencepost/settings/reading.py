@@ -12,6 +12,7 @@ from fencepost.settings.pooler import Pooler
 
 SHORTEST_RETENTION_SECONDS = 60.0
 """The least time that whoever made a job has to see how it ended."""
+_YEAR_SECONDS = 86400.0 * 365
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
@@ -25,13 +26,13 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return read
 
 
-def duration(low: float, *, high: float = 86400 * 365, bare_seconds: bool = False) -> Callable[[str], float]:
+def duration(low: float, *, high: float = _YEAR_SECONDS, bare_seconds: bool = False) -> Callable[[str], float]:
     """For seconds, from *low* to *high*; with *bare_seconds* a number without a unit is seconds too."""
 
     def read(text: str) -> float:
         seconds = float(text) if bare_seconds and text.isascii() and text.isdigit() else parse_duration(text)
         if not low <= seconds <= high:
-            longest = "a year" if high == 86400 * 365 else format_duration(high)
+            longest = "a year" if high == _YEAR_SECONDS else format_duration(high)
             raise ValueError(f"must be from {format_duration(low)} to {longest}, not {text[:40]!r}")
         return seconds
 
