@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from chaos.plan import Fault
+from chaos.scripts import UNIQUE_KEYS
 from chaos.world import Outage, World
 
 MOVING_SECONDS = 6.0
@@ -76,6 +77,7 @@ class WorldGround:
             "stop_backend": lambda fault: self._done(self.world.stop_backends(fault.seconds)),
             "lock_rows": lambda fault: self._done(self.world.hold_rows(fault.seconds, table=_table(fault), limit=20)),
             "lock_table": lambda fault: self._done(self.world.hold_locks(fault.seconds, table=_table(fault))),
+            "hold_keys": lambda fault: self._done(self.world.hold_keys(UNIQUE_KEYS, fault.seconds)),
             "read_only": lambda fault: self.world.read_only(fault.seconds),
             "timeouts": lambda fault: self.world.hostile_timeouts(fault.seconds),
             "disk_full": lambda fault: self.world.disk_full(fault.seconds, share=fault.amount),

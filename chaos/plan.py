@@ -77,6 +77,7 @@ KINDS: dict[str, Rate] = {
     "timeouts": Rate(every=40, seconds=(1.0, 3.0)),
     "lock_rows": Rate(every=15, seconds=(1.0, 4.0)),
     "lock_table": Rate(every=40, seconds=(0.5, 2.0)),
+    "hold_keys": Rate(every=15, seconds=(1.0, 6.0)),
     "connection_limit": Rate(every=60, seconds=(1.0, 3.0)),
     "kill_pooler": Rate(every=30),
     "pause_standby": Rate(every=60, seconds=(1.0, 4.0)),

@@ -16,12 +16,18 @@ import msgspec
 from chaos.evidence import Probe
 from chaos.fleet import Fleet
 from chaos.ledger import AttemptRecord, Intent, Start, SubmissionLedger
+from chaos.scripts import SCRIPTS, Casting
 
 MORE_THREADS = 24
 """A worker's pool for plain functions grows to its slots."""
 MORE_DESCRIPTORS = 48
 HELD_JOBS = 12
 HELD_SECONDS = 8.0
+HELD_KEY_REQUESTS = 24
+"""To each API: more than it has connections."""
+PASSING_SECONDS = 3.0
+"""How long an API may take for what needs nothing of what is held: for a busy machine. A key is waited for longer."""
+REFUSED = "refused"
 
 _ENQUEUE = (
     "select fencepost.enqueue('play', $1::jsonb, queue => $2, max_attempts => 100,"
@@ -53,6 +59,7 @@ class Prober:
             await self._apis_ready(seconds),
             await self._workers_work(seconds),
             await self._claims_pass_held_rows(seconds),
+            await self._requests_pass_held_key(),
             self._nothing_grew(),
         ]
 
@@ -123,6 +130,63 @@ class Prober:
             await holder.close()
         offenders = () if held == 2 and done >= HELD_JOBS - 2 else (f"{held} rows locked, {done} jobs done",)
         return Probe("claims_pass_held_rows", said, HELD_JOBS, offenders)
+
+    async def _requests_pass_held_key(self) -> Probe:
+        """
+        somebody            many requests           others
+        takes a key
+                            wait for it
+                                                    are answered
+        rolls back
+                            get one job
+        """
+        apis = [f"http://127.0.0.1:{member.spec.port}" for member in self._fleet.apis]
+        holder = await self._connect()
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(timeout=HELD_SECONDS, limits=limits) as http:
+            try:
+                await holder.execute("begin")
+                await holder.execute("select fencepost.enqueue('play', unique_key => 'held')")
+                waiting = [
+                    # Due late enough for it to be there still when the last of them is answered.
+                    asyncio.create_task(self._ask(http, api, unique="held", delay=PASSING_SECONDS))
+                    for api in apis * HELD_KEY_REQUESTS
+                ]
+                # Long enough for each of them to have come to its own wait.
+                await asyncio.sleep(1.0)
+                offenders = [f"answered meanwhile: {task.result()}" for task in waiting if task.done()]
+                for api in apis:
+                    offenders += await self._passes(http, api)
+            finally:
+                await holder.close()
+            answers = set(await asyncio.gather(*waiting))
+        if len(answers) != 1 or any(answer.startswith(REFUSED) for answer in answers):
+            offenders.append(f"{len(answers)} different answers, among them {sorted(answers)[-2:]}")
+        said = f"Beside {HELD_KEY_REQUESTS} requests for a key that an open transaction holds, each API answers others."
+        return Probe("requests_pass_held_key", said, len(waiting), tuple(offenders))
+
+    async def _passes(self, http: httpx2.AsyncClient, api: str) -> list[str]:
+        """What is wrong with how an API answers those who need nothing of what is held."""
+        try:
+            async with asyncio.timeout(PASSING_SECONDS):
+                answer = await http.get(f"{api}/readyz")
+                stored = await self._ask(http, api)
+        except (TimeoutError, httpx2.HTTPError) as error:
+            return [f"{api}: {type(error).__name__}"]
+        offenders = [] if answer.status_code == 200 else [f"{api} isn't ready: {answer.text[:200]}"]
+        return offenders + ([f"{api}: {stored}"] if stored.startswith(REFUSED) else [])
+
+    async def _ask(self, http: httpx2.AsyncClient, api: str, *, unique: str | None = None, delay: float = 0.0) -> str:
+        """Hand in a job over HTTP; returns its id, or how it was refused."""
+        self._number += 1
+        casting = Casting(key=f"probe-{self._number}", script=SCRIPTS["probe"], unique=unique, delay=delay)
+        self._ledger.note(Intent(casting.key, "probe", "probe", time.time(), delay, unique))
+        headers = {"Idempotency-Key": casting.key}
+        try:
+            answer = await http.post(f"{api}/jobs", json=casting.as_json(), headers=headers)
+        except httpx2.HTTPError as error:
+            return f"{REFUSED}: {type(error).__name__} from {api}"
+        return str(answer.json()["id"]) if answer.is_success else f"{REFUSED}: {answer.status_code} {answer.text[:200]}"
 
     async def _enqueue(self, connection: asyncpg.Connection[Any], count: int, *, queue: str, delay: float) -> None:
         for _ in range(count):

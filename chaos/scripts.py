@@ -10,6 +10,7 @@ import msgspec
 Door = Literal["http", "bulk", "library", "sql", "rollback"]
 PATIENT = 100
 """Attempts of a job that has to complete in the end: each kill of its worker costs one."""
+UNIQUE_KEYS = tuple(f"only {number}" for number in range(1, 13))
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,5 +111,5 @@ def cast(draw: random.Random, key: str, *, name: str | None = None) -> Casting:
         times=draw.randint(*script.times),
         delay=round(draw.uniform(*script.delay), 3) if script.delay else 0.0,
         priority=draw.randint(*script.priority) if script.priority else 0,
-        unique=f"only {draw.randint(1, 12)}" if script.unique else None,
+        unique=draw.choice(UNIQUE_KEYS) if script.unique else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import psycopg
@@ -177,6 +177,15 @@ class Faults:
         place = sql.Identifier(self._schema, table)
         query = sql.SQL("select from {} limit {} for update skip locked").format(place, sql.Literal(limit))
         return self._hold(query, seconds)
+
+    def hold_keys(self, keys: Sequence[str], *, seconds: float) -> Hold:
+        """
+        Hand in a job for each of these unique *keys* in a transaction, and roll it back after *seconds*.
+
+        A key that a live job has stays that job's.
+        """
+        query = sql.SQL("select {}('play', unique_key => key) from unnest({}::text[]) key")
+        return self._hold(query.format(sql.Identifier(self._schema, "enqueue"), sql.Literal(list(keys))), seconds)
 
     def pin_snapshot(self, *, seconds: float) -> Hold:
         """Keep a snapshot, with a transaction's number, so that nothing that dies meanwhile can be vacuumed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -140,6 +140,10 @@ class World(Place):
     def hold_rows(self, seconds: float, *, table: str = "leases", limit: int = 100) -> bool:
         """Lock rows of a table for *seconds*; False when the server is away."""
         return self._held(lambda: self.faults.lock_rows(table, limit=limit, seconds=seconds), seconds)
+
+    def hold_keys(self, keys: Sequence[str], seconds: float) -> bool:
+        """Keep a producer's transaction open that has unique *keys*, for *seconds*; False when the server is away."""
+        return self._held(lambda: self.faults.hold_keys(keys, seconds=seconds), seconds)
 
     def pin_snapshot(self, seconds: float) -> bool:
         """Keep a snapshot for *seconds*; False when the server is away."""

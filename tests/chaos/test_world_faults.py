@@ -187,6 +187,21 @@ def test_a_locked_table_makes_writers_wait(world: World, session: psycopg.Connec
         assert brief.wait(10)
 
 
+def test_held_keys_make_those_wait_who_want_them_and_leave_no_job(world: World, session: psycopg.Connection) -> None:
+    # In another queue, since who makes a queue has that, too, until the end of the transaction.
+    enqueue = "select fencepost.enqueue('play', queue => 'other', unique_key => %s)"
+    hold = world.faults.hold_keys(["one", "two"], seconds=60)
+    session.execute("set lock_timeout = '50ms'")
+    for key in ("one", "two"):
+        with pytest.raises(errors.LockNotAvailable):
+            session.execute(enqueue, (key,))
+    session.execute("begin")
+    session.execute(enqueue, ("three",))
+    session.execute("rollback")
+    hold.release()
+    assert session.execute("select count(*) from fencepost.jobs").fetchone() == (0,)
+
+
 def test_a_pinned_snapshot_is_seen_as_such(world: World) -> None:
     with world.faults.pin_snapshot(seconds=60), world.cluster.admin() as admin:
         query = "select count(*) from pg_stat_activity where state = 'idle in transaction' and backend_xid is not null"
