@@ -83,17 +83,22 @@ class Desk:
         self.slots = slots
         self.slot_freed = asyncio.Event()
         self.taken: list[Lease] = []
+        self.asked_at = 0.0
         self.dispatcher = Dispatcher(
             store,  # type: ignore[arg-type]
             settler=Settler(store, settled=lambda *_: None),  # type: ignore[arg-type]
             slots=slots,
             free=lambda: self.slots - len(self.taken),
             slot_freed=self.slot_freed,
-            hand_over=self.taken.extend,
+            hand_over=self.hand_over,
             lease_seconds=30,
             aging_seconds=60,
             poll_seconds=poll_seconds,
         )
+
+    def hand_over(self, leases: list[Lease], asked_at: float) -> None:
+        self.taken += leases
+        self.asked_at = asked_at
 
     def free(self, count: int = 1) -> None:
         del self.taken[:count]
@@ -255,6 +260,19 @@ async def test_a_claim_under_way_is_handed_over_even_when_stopped() -> None:
     store.gate.set()
     await within(1, running)
     assert len(desk.taken) == 1
+
+
+async def test_leases_are_handed_over_with_the_time_at_which_they_were_asked_for() -> None:
+    """They last since then, however late the answer is read."""
+    store = Store()
+    store.due = {1: 3}
+    store.gate = asyncio.Event()
+    async with dispatching(store) as desk:
+        await wait_until(lambda: store.claims, 1)
+        [(_, _, sent_at)] = store.claims
+        store.gate.set()
+        await wait_until(lambda: desk.taken, 1)
+        assert desk.asked_at <= sent_at
 
 
 async def test_what_a_poll_under_way_finds_is_not_claimed_when_stopped() -> None:

@@ -326,6 +326,37 @@ async def test_a_lease_that_ran_out_but_that_nobody_took_is_kept(bench: Bench) -
 
 
 @pytest.mark.slow
+async def test_a_lease_is_renewed_in_time_when_its_claim_was_answered_to_a_blocked_loop(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    database                    worker                              another
+    the lease begins
+                                its loop is blocked by a handler
+                                starts the job, renews at once
+                                                                    sweeps: not expired
+    """
+    lease = 5.0
+    claim = WorkerStore.claim
+
+    async def answered_late(self: WorkerStore, *arguments: Any, **named: Any) -> Any:
+        answer = await claim(self, *arguments, **named)
+        if answer.leases:
+            time.sleep(lease * 0.8)  # noqa: ASYNC251 - as a handler does that blocks
+        return answer
+
+    @bench.job("work")
+    async def work(context: Context, payload: Any) -> None:
+        await asyncio.sleep(lease * 0.5)
+
+    await bench.start(workers=1, queues=("other",), lease_seconds=lease, recovery_interval_seconds=0.1)
+    monkeypatch.setattr(WorkerStore, "claim", answered_late)
+    async with InThread(bench, workers=1, lease_seconds=lease, recovery_interval_seconds=30.0):
+        job = await bench.ended(await bench.enqueue("work"), seconds=4 * lease)
+    assert (job.status, job.attempts, job.lease_token) == (Status.COMPLETED, 1, 1)
+
+
+@pytest.mark.slow
 async def test_a_handler_that_blocks_its_loop_past_its_timeout_loses_its_lease(bench: Bench) -> None:
     """Its timeout can't fire, so the lease has to end it: the job goes on elsewhere and the late result is refused."""
     tokens: list[int] = []
@@ -350,8 +381,8 @@ async def test_a_handler_that_blocks_its_loop_past_its_timeout_loses_its_lease(b
 
 
 def _limited(hold: Callable[..., None], seconds: float) -> Callable[..., None]:
-    def limited(attempt: Any, *, limit_seconds: float) -> None:
-        hold(attempt, limit_seconds=seconds)
+    def limited(attempt: Any, *, claimed_at: float, limit_seconds: float) -> None:
+        hold(attempt, claimed_at=claimed_at, limit_seconds=seconds)
 
     return limited
 

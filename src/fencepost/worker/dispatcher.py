@@ -41,7 +41,7 @@ class Dispatcher:
     Outcomes that wait in *settler* travel along with claims of their queue.
     *slots* is how many jobs run at the most; *free* says how many may start now;
     *slot_freed* is set when that has grown.
-    *hand_over* starts leases. *serves* says which queues are ours. *pulse* beats with each turn. `wake` may be
+    *hand_over* starts leases; it is told when they were asked for, by the monotonic clock. *serves* says which queues are ours. *pulse* beats with each turn. `wake` may be
     called at any time, from the loop's thread.
     """
 
@@ -53,7 +53,7 @@ class Dispatcher:
         slots: int,
         free: Callable[[], int],
         slot_freed: asyncio.Event,
-        hand_over: Callable[[list[Lease]], None],
+        hand_over: Callable[[list[Lease], float], None],
         lease_seconds: float,
         aging_seconds: float,
         poll_seconds: float,
@@ -207,7 +207,7 @@ class Dispatcher:
         starts = cursors.starts()
         self.is_claiming = True
         try:
-            claim = await self._take_turn(queue_id, slots, starts)
+            claim, asked_at = await self._take_turn(queue_id, slots, starts)
         except DatabaseUnavailable:
             raise
         except Exception:
@@ -217,7 +217,7 @@ class Dispatcher:
             raise
         finally:
             self.is_claiming = False
-        self._hand_over(claim.leases)
+        self._hand_over(claim.leases, asked_at)
         if not claim.lanes:
             # Paused, or there is no such queue: a hint may name anything.
             self._cursors.pop(queue_id, None)
@@ -239,9 +239,14 @@ class Dispatcher:
         self._due_at.pop(queue_id, None)
         self._cursors.pop(queue_id, None)
 
-    async def _take_turn(self, queue_id: int, slots: int, starts: Starts) -> Claim:
-        """Claim; and when outcomes of the queue are waiting to be written, write them in the same statement."""
+    async def _take_turn(self, queue_id: int, slots: int, starts: Starts) -> tuple[Claim, float]:
+        """
+        Claim; and when outcomes of the queue are waiting to be written, write them in the same statement.
+
+        Returns when it was asked, too: a lease may have lasted a while when a blocked loop comes to read the answer.
+        """
         contended = self._contended.pop(queue_id, False)
+        asked_at = time.monotonic()
         if batch := self._settler.take(queue_id):
             try:
                 statuses, claim = await self._store.turn(
@@ -261,8 +266,10 @@ class Dispatcher:
                 raise
             else:
                 self._settler.report(batch, statuses)
-                return claim
-        return await self._store.claim(queue_id, slots=slots, cursors=starts, contended=contended, **self._terms)
+                return claim, asked_at
+            asked_at = time.monotonic()
+        claim = await self._store.claim(queue_id, slots=slots, cursors=starts, contended=contended, **self._terms)
+        return claim, asked_at
 
     def _look_behind(self) -> None:
         """Start looking after old transactions that have ended, beside the claims."""

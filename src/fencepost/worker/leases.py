@@ -79,15 +79,15 @@ class LeaseKeeper:
                 self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(2)
 
-    def hold(self, attempt: Attempt, *, limit_seconds: float) -> None:
+    def hold(self, attempt: Attempt, *, claimed_at: float, limit_seconds: float) -> None:
         """
-        Keep this attempt's lease from its claim on, for *limit_seconds* at most.
+        Keep this attempt's lease, which has lasted since *claimed_at* at the latest, for *limit_seconds* at most.
 
         The limit is for a handler that blocks its loop for good: its timeout can't fire,
         so the lease must run out for the job to go on elsewhere.
         """
-        attempt.renew_at = attempt.started_at + self._lease_seconds / 3
-        attempt.valid_until = attempt.started_at + self._lease_seconds
+        attempt.renew_at = claimed_at + self._lease_seconds / 3
+        attempt.valid_until = claimed_at + self._lease_seconds
         attempt.stop_renewing_at = attempt.started_at + limit_seconds
         self._held.add(attempt)
 

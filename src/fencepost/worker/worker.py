@@ -258,11 +258,12 @@ class Worker:
         """How many jobs may be claimed: none while so many outcomes can't be written."""
         return 0 if self._settler.is_full else self._executor.free
 
-    def _begin(self, leases: list[Lease]) -> None:
+    def _begin(self, leases: list[Lease], claimed_at: float) -> None:
         for lease in leases:
             attempt = Attempt(lease)
             self._keeper.hold(
                 attempt,
+                claimed_at=claimed_at,
                 limit_seconds=self._executor.timeout_of(lease) + GRACE_SECONDS + self._settings.lease_seconds,
             )
             if self._draining:
