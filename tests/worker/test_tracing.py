@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -24,7 +24,7 @@ from fencepost.types.jobtype import Kind
 
 from .process_jobs import TYPES
 from .runtimes import job_type, result_of, start_worker
-from .support import Bench, wait_until
+from .support import Bench, records, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -220,3 +220,30 @@ def test_it_is_not_imported_and_need_not_be_installed() -> None:
         "assert 'opentelemetry' not in sys.modules, 'imported'\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("moment", ["on_start", "on_end"])
+async def test_a_span_processor_that_raises_changes_no_outcome(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a processor's own fault")
+
+    processor = SpanProcessor()
+    monkeypatch.setattr(processor, moment, refuse)
+    provider = TracerProvider()
+    provider.add_span_processor(processor)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    runs = 0
+
+    async def work(context: Context, payload: Any) -> str:
+        nonlocal runs
+        runs += 1
+        return "done"
+
+    await start_worker(bench, job_type("work", work))
+    with tracing.enqueue_span(["work"]):
+        job_id = await bench.enqueue("work")
+    job = await bench.ended(job_id)
+    assert (job.status, job.attempts, runs, bytes(job.result or b"")) == (Status.COMPLETED, 1, 1, b'"done"')
+    assert len(records(caplog, f"a span can't be {'started' if moment == 'on_start' else 'ended'}")) == 2

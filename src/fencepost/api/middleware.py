@@ -17,6 +17,7 @@ from fencepost.api.auth import Guard
 from fencepost.api.http import ClientGone, Headers, Receive, Request, Response, Scope, Send
 from fencepost.api.problems import respond
 from fencepost.api.routes import Routes
+from fencepost.logger import get_logger
 
 CLIENT_GONE_STATUS = 499
 """What log and metrics show for a request whose sender left; nothing is sent."""
@@ -25,7 +26,7 @@ PROBES = frozenset(("/healthz", "/health", "/readyz", "/metrics"))
 """Asked for every few seconds by machines: logged at debug."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~-]{1,128}").fullmatch
-_logger = logging.getLogger("fencepost.api")
+_logger = get_logger("fencepost.api")
 
 
 class Draining(Protocol):

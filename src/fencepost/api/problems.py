@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http
-import logging
 from uuid import UUID
 
 import msgspec
@@ -11,11 +10,12 @@ import msgspec
 from fencepost.api.http import CLOSE, JSON_TYPE, HttpError, Request, Response
 from fencepost.domain.jitter import between
 from fencepost.errors import FencepostError, InvalidJob
+from fencepost.logger import get_logger
 from fencepost.store.failures import DataError
 
 PROBLEM_TYPE = b"application/problem+json"
 
-_logger = logging.getLogger("fencepost.api")
+_logger = get_logger("fencepost.api")
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Iterator
 
@@ -24,6 +23,7 @@ from fencepost.domain.fields import check_key, parse_trace_context
 from fencepost.domain.job import NewJob
 from fencepost.domain.requests import JobRequest, Rules, make_job
 from fencepost.errors import DuplicateJob, InvalidJob, JobNotFound
+from fencepost.logger import get_logger
 from fencepost.store.enqueueing import CREATED, Enqueued
 from fencepost.store.jobs import Jobs
 from fencepost.telemetry.events import Events
@@ -36,7 +36,7 @@ BREATH_SECONDS = 0.005
 """How long a bulk request is worked on before others get their turn."""
 
 _REPLAYED = (b"idempotent-replayed", b"true")
-_logger = logging.getLogger("fencepost.jobs")
+_logger = get_logger("fencepost.jobs")
 
 
 class _Task(msgspec.Struct, frozen=True):

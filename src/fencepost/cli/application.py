@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import logging
 import os
 import sys
 from contextlib import suppress
@@ -15,10 +14,11 @@ import msgspec
 from fencepost.app import Fencepost
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
 from fencepost.handlers import shipped
+from fencepost.logger import get_logger
 from fencepost.settings import Settings, from_environment
 from fencepost.store.database import Database
 
-log = logging.getLogger("fencepost.serve")
+log = get_logger("fencepost.serve")
 
 DATABASE_PATIENCE_SECONDS = 30.0
 """How long a start waits for a database that isn't there yet."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from typing import Protocol
 
 from fencepost.app import Fencepost
 from fencepost.cli.processes.supervisor import Supervisor
 from fencepost.cli.worker_thread import WorkerThread
+from fencepost.logger import get_logger
 from fencepost.settings import Settings
 from fencepost.telemetry import logs
 from fencepost.telemetry.pulses import Look, LoopState
@@ -17,7 +17,7 @@ from fencepost.telemetry.shared_output import make_turn
 from fencepost.telemetry.tally import ProcessEvents
 from fencepost.worker.worker import Worker
 
-log = logging.getLogger("fencepost.health")
+log = get_logger("fencepost.health")
 
 
 class Pool(Protocol):

@@ -18,7 +18,6 @@ A second signal ends the process, and its worker processes, at once.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,6 +34,7 @@ from fencepost.cli.signals import StopSignals
 from fencepost.cli.worker_thread import new_event_loop
 from fencepost.embedded import EmbeddedPostgres, default_data_dir
 from fencepost.errors import FencepostError
+from fencepost.logger import get_logger
 from fencepost.settings import CONNECTIONS_OF_A_WORKER, Settings
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
@@ -46,7 +46,7 @@ from fencepost.telemetry.pulses import Vitals
 from fencepost.worker import maintenance
 from fencepost.worker.tasks import end_all
 
-log = logging.getLogger("fencepost.serve")
+log = get_logger("fencepost.serve")
 
 EMBEDDED_CONNECTIONS = 100
 """What the embedded PostgreSQL allows by itself."""

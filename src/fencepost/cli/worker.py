@@ -8,7 +8,6 @@ One worker in a thread of this process, or PROCESSES of them under it. It stops 
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +21,7 @@ from fencepost.cli.worker_thread import new_event_loop
 from fencepost.embedded import default_data_dir
 from fencepost.embedded.running import find_running
 from fencepost.errors import InvalidSettings
+from fencepost.logger import get_logger
 from fencepost.settings import Settings
 from fencepost.store.database import Database
 from fencepost.store.migrate import prepare
@@ -31,7 +31,7 @@ from fencepost.worker.tasks import end_all
 if TYPE_CHECKING:
     from fencepost.cli.probes import Probes
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 
 def worker(app_name: str | None, flags: dict[str, Any]) -> int:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from fencepost import handlers
+from fencepost.logger import get_logger
 from fencepost.telemetry.pulses import LoopState
 from fencepost.worker.worker import Worker
 
 T = TypeVar("T")
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

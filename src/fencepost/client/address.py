@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 from fencepost.client.dsn import Dsn, read_dsn
 from fencepost.client.forking import forget_in_children
 from fencepost.errors import EmbeddedError
+from fencepost.logger import get_logger
 from fencepost.settings import Settings
 
-log = logging.getLogger("fencepost.client")
+log = get_logger("fencepost.client")
 
 
 class Address:

@@ -12,8 +12,9 @@ import msgspec
 
 from fencepost.domain.job import Limits
 from fencepost.errors import InvalidJob, InvalidSettings, WrongConnection
+from fencepost.logger import get_logger
 
-_LOG = logging.getLogger("fencepost.job")
+_LOG = get_logger("fencepost.job")
 
 
 class Control(Protocol):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 
 from fencepost.domain.backoff import Backoff, Exponential, delay_after
 from fencepost.domain.job import Limits
 from fencepost.errors import Permanent
+from fencepost.logger import get_logger
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 Exceptions = tuple[type[BaseException], ...]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Annotated
 
 import msgspec
@@ -11,8 +10,9 @@ import msgspec
 from fencepost.domain.context import Context
 from fencepost.domain.durations import parse_duration
 from fencepost.errors import Permanent, Retry
+from fencepost.logger import get_logger
 
-_logger = logging.getLogger("fencepost.handlers")
+_logger = get_logger("fencepost.handlers")
 
 Recipient = Annotated[str, msgspec.Meta(pattern=r"\S")]
 

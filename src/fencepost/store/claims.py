@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -11,9 +10,10 @@ from uuid import UUID
 import msgspec
 
 from fencepost.domain.job import Lease, Status
+from fencepost.logger import get_logger
 from fencepost.store.database import Row
 
-log = logging.getLogger("fencepost.store")
+log = get_logger("fencepost.store")
 
 
 class Position(msgspec.Struct, frozen=True, order=True):

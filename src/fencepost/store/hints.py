@@ -13,16 +13,16 @@ this job's end) and the answer to that, `done <job id>,<job id>`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from fencepost.errors import DatabaseUnavailable
+from fencepost.logger import get_logger
 from fencepost.store.database import Database, Row
 from fencepost.store.failures import no_room_for_hints
 
-log = logging.getLogger("fencepost.hints")
+log = get_logger("fencepost.hints")
 
 Hint = str | None
 

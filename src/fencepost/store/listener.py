@@ -12,18 +12,18 @@ Hints may be lost. Everything they announce is also found by polling.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from fencepost.domain.backoff import pause_after
 from fencepost.errors import DatabaseUnavailable, InvalidSettings
+from fencepost.logger import get_logger
 from fencepost.store.database import Database
 from fencepost.store.failures import translated
 from fencepost.telemetry.pulses import Pulse, unwatched
 
-log = logging.getLogger("fencepost.listener")
+log = get_logger("fencepost.listener")
 
 PROBE_SECONDS = 15.0
 _ANSWER_SECONDS = 3.0

@@ -12,7 +12,6 @@ Nothing is made for them while nobody listens.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
@@ -21,8 +20,9 @@ import msgspec
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
 from fencepost.errors import InvalidSettings
+from fencepost.logger import get_logger
 
-log = logging.getLogger("fencepost.events")
+log = get_logger("fencepost.events")
 
 
 class Events:

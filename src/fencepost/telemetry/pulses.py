@@ -12,7 +12,6 @@ it up is over, and work that is under way can't be told from work that never end
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +19,9 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-log = logging.getLogger("fencepost.health")
+from fencepost.logger import get_logger
+
+log = get_logger("fencepost.health")
 
 BLOCKED_SECONDS = 5.0
 """An event loop that hasn't come round for this long is blocked: what runs in it can't be blamed for standing still."""

@@ -18,6 +18,9 @@ from typing import Any
 
 from fencepost.domain.job import Lease
 from fencepost.domain.outcome import Ending, Outcome
+from fencepost.logger import get_logger
+
+log = get_logger("fencepost.telemetry")
 
 SYSTEM = "fencepost"
 _QUIET = {Ending.SUCCEEDED, Ending.RELEASED, Ending.SNOOZED}
@@ -73,8 +76,6 @@ def enqueue_span(types: Sequence[str], queue: str | None = None) -> Iterator[Non
     if not _is_set_up():
         yield
         return
-    from opentelemetry import trace
-
     names = sorted(set(types))
     attributes: dict[str, Any] = {
         "messaging.system": SYSTEM,
@@ -88,7 +89,7 @@ def enqueue_span(types: Sequence[str], queue: str | None = None) -> Iterator[Non
     if len(types) > 1:
         attributes["messaging.batch.message_count"] = len(types)
     name = f"enqueue {names[0]}" if len(names) == 1 else "enqueue"
-    with _tracer().start_as_current_span(name, kind=trace.SpanKind.PRODUCER, attributes=attributes):
+    with _span(_tracer(), name, kind="PRODUCER", attributes=attributes):
         yield
 
 
@@ -116,12 +117,11 @@ class Tracer:
     @contextmanager
     def attempt(self, lease: Lease) -> Iterator[AttemptSpan]:
         """Make a span (CONSUMER) of an attempt; its parent is whoever enqueued the job."""
-        from opentelemetry import trace
-
-        span = self._tracer.start_span(
+        with _span(
+            self._tracer,
             f"process {lease.type}",
             context=_remote(lease.trace_context),
-            kind=trace.SpanKind.CONSUMER,
+            kind="CONSUMER",
             attributes={
                 "messaging.system": SYSTEM,
                 "messaging.operation.name": "process",
@@ -132,8 +132,7 @@ class Tracer:
                 "fencepost.job.attempt": lease.attempt,
                 "fencepost.job.max_attempts": lease.max_attempts,
             },
-        )
-        with trace.use_span(span, end_on_exit=True):
+        ) as span:
             yield AttemptSpan(span)
 
 
@@ -166,6 +165,30 @@ class AttemptSpan:
         if result is not None and result.traceback is not None:
             event["exception.stacktrace"] = result.traceback
         self._span.add_event("exception", event)
+
+
+@contextmanager
+def _span(tracer: Any, name: str, *, kind: str, attributes: dict[str, Any], context: Any = None) -> Iterator[Any]:
+    """
+    Make a span, which is the current one meanwhile.
+
+    A processor of the program's may raise when it starts or ends: what is traced is worth more than its span.
+    """
+    from opentelemetry import trace
+
+    try:
+        span = tracer.start_span(name, context=context, kind=trace.SpanKind[kind], attributes=attributes)
+    except Exception:
+        log.exception("a span can't be started")
+        span = trace.INVALID_SPAN
+    try:
+        with trace.use_span(span):
+            yield span
+    finally:
+        try:
+            span.end()
+        except Exception:
+            log.exception("a span can't be ended")
 
 
 def _tracer() -> Any:

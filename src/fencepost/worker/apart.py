@@ -23,7 +23,6 @@ is in it. Their leases are kept meanwhile, so that what has ended well isn't don
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -34,12 +33,13 @@ import msgspec
 from fencepost.domain import outcome as outcomes
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending, Outcome
+from fencepost.logger import get_logger
 from fencepost.store.failures import for_operator, is_of_the_value, is_outage, is_the_servers
 from fencepost.store.workers import LeaseBusy
 from fencepost.telemetry.pulses import Pulse
 from fencepost.worker.attempt import Attempt, Key
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 SHORTEST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0

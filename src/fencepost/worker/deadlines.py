@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Collection
 
+from fencepost.logger import get_logger
 from fencepost.worker.attempt import Attempt
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 
 class Deadlines:

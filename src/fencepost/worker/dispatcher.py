@@ -9,13 +9,13 @@ claimed that can't start at once, so no lease runs down in a line in memory.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable
 
 from fencepost.domain.backoff import pause_after
 from fencepost.domain.job import Lease
 from fencepost.errors import DatabaseUnavailable
+from fencepost.logger import get_logger
 from fencepost.store.claims import Claim
 from fencepost.store.failures import for_operator, is_outage, is_the_servers, waited_too_long
 from fencepost.store.workers import WorkerStore
@@ -23,7 +23,7 @@ from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.cursors import Cursors, Starts
 from fencepost.worker.settler import Settler
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 BLIND_LOOK_SECONDS = 60.0
 """How often lanes are looked at from their beginning, for a clock that was set back."""
@@ -41,7 +41,8 @@ class Dispatcher:
     Outcomes that wait in *settler* travel along with claims of their queue.
     *slots* is how many jobs run at the most; *free* says how many may start now;
     *slot_freed* is set when that has grown.
-    *hand_over* starts leases; it is told when they were asked for, by the monotonic clock. *serves* says which queues are ours. *pulse* beats with each turn. `wake` may be
+    *hand_over* starts leases; it is told when they were asked for, by the monotonic clock.
+    *serves* says which queues are ours. *pulse* beats with each turn. `wake` may be
     called at any time, from the loop's thread.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import cast
 
 import msgspec
@@ -11,6 +10,7 @@ from fencepost.domain import outcome
 from fencepost.domain.outcome import Ending, Outcome
 from fencepost.domain.policy import Policy
 from fencepost.domain.text import storable_json
+from fencepost.logger import get_logger
 from fencepost.types.codec import encode_result
 from fencepost.types.jobtype import Kind
 from fencepost.worker.around import SUPPRESSED
@@ -18,7 +18,7 @@ from fencepost.worker.attempt import Attempt
 from fencepost.worker.children.process import ChildFailure
 from fencepost.worker.completing import NOT_COMMITTED, NotCommitted
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 
 def _is_async(attempt: Attempt) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -23,6 +22,7 @@ from fencepost.domain.context import Context
 from fencepost.domain.job import Lease
 from fencepost.domain.outcome import Ending, Outcome
 from fencepost.domain.policy import Policy
+from fencepost.logger import get_logger
 from fencepost.telemetry import tracing
 from fencepost.telemetry.events import AttemptStarted, Events, HandlerReturned, HandlerStuck
 from fencepost.types.jobtype import JobType, Kind
@@ -35,7 +35,7 @@ from fencepost.worker.journal import Journal
 from fencepost.worker.runtime import Runtime
 from fencepost.worker.threads import run_in_thread
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 GRACE_SECONDS = 5.0
 """What a cancelled handler gets to stop, before its outcome is decided without it."""

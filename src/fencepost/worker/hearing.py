@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Collection
 from uuid import UUID
 
 from fencepost.domain.job import Lease
 from fencepost.domain.outcome import Ending
 from fencepost.errors import DatabaseUnavailable
+from fencepost.logger import get_logger
 from fencepost.store.workers import WorkerStore
 from fencepost.worker.dispatcher import Dispatcher
 from fencepost.worker.executor import Executor
 from fencepost.worker.watching import Watching
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 _LARGEST_ID = (1 << 31) - 1
 

@@ -11,9 +11,10 @@ import logging
 
 from fencepost.domain.job import Lease, Status
 from fencepost.domain.outcome import Ending, Outcome
+from fencepost.logger import get_logger
 from fencepost.worker.attempt import Attempt
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 _RANDOM_BITS = 32
 

@@ -14,7 +14,6 @@ lost: the handler is stopped rather than left to run beside whoever has the job 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections import defaultdict
@@ -24,13 +23,14 @@ from contextlib import suppress
 from fencepost.domain.jitter import between
 from fencepost.domain.outcome import Ending
 from fencepost.errors import DatabaseUnavailable
+from fencepost.logger import get_logger
 from fencepost.store.claims import Extension
 from fencepost.store.failures import for_operator
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.attempt import Attempt, Key
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 SHORTEST_RENEWAL_SECONDS = 1.0
 """A renewal that takes longer than this, and than a third of a lease, is tried again on another connection."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import socket
@@ -16,6 +15,7 @@ from fencepost.domain.backoff import pause_after
 from fencepost.domain.jitter import between
 from fencepost.domain.job import Status
 from fencepost.errors import DatabaseUnavailable
+from fencepost.logger import get_logger
 from fencepost.store.claims import Position, Recovery
 from fencepost.store.failures import is_outage
 from fencepost.store.job_types import JobTypes
@@ -26,7 +26,7 @@ from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.types.jobtype import JobType
 from fencepost.worker.cursors import Cursors
 
-log = logging.getLogger("fencepost.maintenance")
+log = get_logger("fencepost.maintenance")
 
 HEARTBEAT_SECONDS = 10.0
 SILENCE_SECONDS = 60.0

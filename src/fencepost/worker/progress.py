@@ -9,7 +9,6 @@ look: losing one costs nothing, and no attempt ever waits for it or fails becaus
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import threading
 from collections import defaultdict
@@ -23,9 +22,10 @@ import msgspec
 from fencepost.domain.backoff import pause_after
 from fencepost.domain.text import clean_text
 from fencepost.errors import DatabaseUnavailable
+from fencepost.logger import get_logger
 from fencepost.worker.attempt import Attempt, Key
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 EVERY_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 5.0

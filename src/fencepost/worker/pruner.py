@@ -8,7 +8,6 @@ What a step does, and why it is safe beside everything else, is said in
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -18,12 +17,13 @@ import msgspec
 
 from fencepost.domain.jitter import between
 from fencepost.errors import DatabaseUnavailable
+from fencepost.logger import get_logger
 from fencepost.store.retention import MOVED_JOBS, NotOurTurn, Retention, Span, Step
 from fencepost.telemetry.events import Events
 from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.maintenance import repeat
 
-log = logging.getLogger("fencepost.retention")
+log = get_logger("fencepost.retention")
 
 EVERY_SECONDS = 3600.0
 FIRST_AFTER_SECONDS = 60.0

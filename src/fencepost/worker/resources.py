@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -14,9 +13,10 @@ from typing import Any
 
 from fencepost.domain.context import wanted
 from fencepost.errors import FencepostError, InvalidSettings, LifespanFailed
+from fencepost.logger import get_logger
 from fencepost.worker.runtime import Lifespan, Need, Runtime
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 CLOSING_SECONDS = 10.0
 """How long a lifespan may take to close."""

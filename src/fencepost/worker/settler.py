@@ -12,19 +12,19 @@ statement whose answer was lost.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
 from fencepost.domain.backoff import pause_after
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
+from fencepost.logger import get_logger
 from fencepost.store.failures import for_operator, is_of_the_value, is_outage, is_the_servers, waited_too_long
 from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.apart import Apart, ApartStore
 from fencepost.worker.attempt import Attempt
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 BATCH = 500
 BATCH_BYTES = 16 << 20

@@ -10,7 +10,6 @@ and the job fails with words that say so.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -21,8 +20,9 @@ from fencepost.domain.jitter import between
 from fencepost.domain.job import Lease
 from fencepost.domain.outcome import Outcome
 from fencepost.errors import DatabaseUnavailable
+from fencepost.logger import get_logger
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 DECLARED_WITHIN_SECONDS = 3600.0
 """How long ago somebody may have declared a type for its jobs to be left to others."""

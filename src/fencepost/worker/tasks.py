@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
+from fencepost.logger import get_logger
 from fencepost.store.database import ACQUIRE_SECONDS
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 
 class Kept:
@@ -33,8 +33,8 @@ class Kept:
         name = task.get_name()
         how = "was cancelled" if task.cancelled() else repr(task.exception() or "it returned")
         self._broken = f"a task of the worker ended without being asked to: {name} ({how}); start the worker anew"
-        log.error("a task of the worker ended without being asked to", extra={"task": name, "reason": how})
         self._changed.set()
+        log.error("a task of the worker ended without being asked to", extra={"task": name, "reason": how})
 
     async def until(self, stop: asyncio.Event) -> None:
         """Return once *stop* is set. Raises RuntimeError when a task ends before that."""

@@ -9,15 +9,15 @@ Whoever wants a result without asking again and again says so on the schema's ch
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 from fencepost.errors import DatabaseUnavailable
+from fencepost.logger import get_logger
 from fencepost.store.hints import MOST_DONE, done_hint
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 WATCHED_SECONDS = 60.0
 """How long a job is kept in mind after it was last asked for."""

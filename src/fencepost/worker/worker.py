@@ -8,7 +8,6 @@ and a loop of its own, so that a handler which blocks its loop blocks no request
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -19,6 +18,7 @@ from fencepost.domain.backoff import Exponential
 from fencepost.domain.job import Lease, Status
 from fencepost.domain.outcome import Ending, Outcome
 from fencepost.domain.policy import Policy
+from fencepost.logger import get_logger
 from fencepost.settings import Settings
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.hints import Hints
@@ -46,7 +46,7 @@ from fencepost.worker.tasks import Kept, end_all
 from fencepost.worker.vitals import WorkerVitals
 from fencepost.worker.watching import Watching
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 CONNECTIONS = 4
 """What a worker opens at the most: claims, settlements, looks behind and maintenance. Its leases take one more, its

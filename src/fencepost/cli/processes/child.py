@@ -10,7 +10,6 @@ latest.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import select
 import socket
@@ -28,13 +27,14 @@ from fencepost.cli.processes.messages import Config, Drain, Order, StopClaiming
 from fencepost.cli.signals import StopSignals
 from fencepost.cli.worker_thread import WorkerThread, new_event_loop
 from fencepost.errors import FencepostError
+from fencepost.logger import get_logger
 from fencepost.settings import Secret, Settings
 from fencepost.telemetry import logs
 from fencepost.telemetry.tally import Tally
 from fencepost.worker.runtime import Runtime
 from fencepost.worker.worker import Worker
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 REPORT_SECONDS = 0.5
 """How often the parent hears what has happened."""

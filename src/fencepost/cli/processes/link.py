@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -18,10 +17,11 @@ import msgspec
 from fencepost.cli.processes import messages
 from fencepost.cli.processes.messages import Config, Order, Report
 from fencepost.errors import FencepostError
+from fencepost.logger import get_logger
 from fencepost.telemetry.pulses import LoopState, Pulse
 from fencepost.telemetry.tally import Counts, ProcessEvents
 
-log = logging.getLogger("fencepost.processes")
+log = get_logger("fencepost.processes")
 
 
 class WorkerProcess:

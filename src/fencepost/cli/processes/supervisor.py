@@ -14,11 +14,12 @@ from fencepost.cli.processes import messages
 from fencepost.cli.processes.link import WorkerProcess
 from fencepost.cli.processes.messages import Config
 from fencepost.errors import FencepostError
+from fencepost.logger import get_logger
 from fencepost.settings import Settings
 from fencepost.telemetry.pulses import LoopState, Pulse, Vitals
 from fencepost.telemetry.tally import ProcessEvents
 
-log = logging.getLogger("fencepost.processes")
+log = get_logger("fencepost.processes")
 
 STEADY_SECONDS = 30.0
 """A worker process that ran for so long is replaced at once."""

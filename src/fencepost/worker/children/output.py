@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+from fencepost.logger import get_logger
 from fencepost.worker.children import records
 
-log = logging.getLogger("fencepost.job")
+log = get_logger("fencepost.job")
 
 LINE_CHARACTERS = 4_000
 LINES = 1_000

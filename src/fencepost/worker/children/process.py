@@ -23,12 +23,13 @@ import msgspec
 
 from fencepost.domain.outcome import Ending, Judgement, Verdict
 from fencepost.errors import WrongStatus
+from fencepost.logger import get_logger
 from fencepost.worker.attempt import Attempt
 from fencepost.worker.children import messages, records
 from fencepost.worker.children.forks import IGNORED
 from fencepost.worker.children.output import Output
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 POLITE_SECONDS = 2.0
 """How long a handler that was cancelled, or is in the way of a shutdown, gets to notice before it is killed."""

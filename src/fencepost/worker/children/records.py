@@ -17,15 +17,15 @@ from typing import Any
 import msgspec
 
 from fencepost.domain.text import clean_text
+from fencepost.logger import STANDARD_FIELDS, get_logger
 from fencepost.worker.children.messages import Logged
 
-log = logging.getLogger("fencepost.worker")
+log = get_logger("fencepost.worker")
 
 MESSAGE_CHARACTERS = 16_000
 FIELD_CHARACTERS = 16_000
 FIELDS = 100
 """What is beyond these is cut off, in the child already."""
-_STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 
 
 class Forward(logging.Handler):
@@ -62,7 +62,7 @@ def write(logger: logging.Logger, level: int, message: str, fields: Mapping[str,
     try:
         if logger.isEnabledFor(level):
             record = logger.makeRecord(logger.name, level, "(child process)", 0, message, (), None)
-            vars(record).update((name, value) for name, value in fields.items() if name not in _STANDARD)
+            vars(record).update((name, value) for name, value in fields.items() if name not in STANDARD_FIELDS)
             logger.handle(record)
     except Exception:
         # Which may well raise for this record too.
@@ -71,7 +71,7 @@ def write(logger: logging.Logger, level: int, message: str, fields: Mapping[str,
 
 
 def _packed(record: logging.LogRecord) -> Logged:
-    found = [(name, value) for name, value in vars(record).items() if name not in _STANDARD][:FIELDS]
+    found = [(name, value) for name, value in vars(record).items() if name not in STANDARD_FIELDS][:FIELDS]
     fields = {clean_text(str(name), 200): _storable(value) for name, value in found}
     if record.exc_info:
         trace = logging.Formatter().formatException(record.exc_info)
