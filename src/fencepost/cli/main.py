@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import fencepost
-from fencepost.cli.endings import Commands
+from fencepost.cli.endings import Commands, leave
 from fencepost.cli.jobs import jobs
 
 
@@ -63,7 +63,7 @@ def serve(app: str | None, **flags: Any) -> None:
     """
     from fencepost.cli.serve import serve as run
 
-    sys.exit(run(app, flags))
+    leave(run(app, flags))
 
 
 @main.command()
@@ -90,7 +90,7 @@ def worker(app: str | None, **flags: Any) -> None:
     """
     from fencepost.cli.worker import worker as run
 
-    sys.exit(run(app, flags))
+    leave(run(app, flags))
 
 
 @main.command()

@@ -8,7 +8,7 @@ processes instead, and this one is their parent. Stopping goes in five steps:
     1  claim and recover no more
     2  /readyz answers 503 while the server serves on for DRAIN_DELAY; then the listener
        closes and requests in flight finish
-    3  running jobs get SHUTDOWN_TIMEOUT
+    3  running jobs get SHUTDOWN_TIMEOUT, from when the listener closes
     4  what still runs is cancelled and released, without costing an attempt
     5  the process exits when every handler has returned
 
@@ -18,6 +18,7 @@ A second signal ends the process, and its worker processes, at once.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -153,9 +154,11 @@ class _Service:
         log.info("stopping", extra={"running_jobs": self._pool.running})
         await self._pool.stop_claiming()
         await asyncio.sleep(self._settings.drain_delay_seconds if not serving.done() else 0)
+        # One time for both, so that a client that is slow doesn't use up the jobs' share of what a supervisor allows.
+        until = time.monotonic() + self._settings.shutdown_timeout_seconds
         self._server.should_exit = True
         await asyncio.wait([serving])
-        stubborn = await self._pool.drain(self._settings.shutdown_timeout_seconds)
+        stubborn = await self._pool.drain(max(0.0, until - time.monotonic()))
         log.info("stopped", extra={"handlers_left": stubborn})
 
     async def _declare_types(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from fencepost import handlers
@@ -39,6 +40,11 @@ class WorkerThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._home = asyncio.get_running_loop()
         self._finish: asyncio.Event | None = None
+        self._starting: asyncio.Future[None] = self._home.create_future()
+        self._life: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()
+        self._given_up = False
+        """Told to stop before it had started."""
         self.failed: asyncio.Future[BaseException] = self._home.create_future()
 
     @property
@@ -47,10 +53,9 @@ class WorkerThread:
         return self._worker.running if self._worker is not None else 0
 
     async def start(self) -> None:
-        """Start the thread; returns when the worker claims. Raises what its start raises."""
-        started: asyncio.Future[None] = self._home.create_future()
-        threading.Thread(target=self._main, args=(started,), name="fencepost-worker", daemon=True).start()
-        await started
+        """Start the thread; returns when the worker claims, or when told to stop. Raises what its start raises."""
+        threading.Thread(target=self._main, name="fencepost-worker", daemon=True).start()
+        await self._starting
 
     def wake(self, queue_ids: Iterable[int]) -> None:
         """These queues may have something due."""
@@ -62,8 +67,15 @@ class WorkerThread:
         return self._worker.vitals.look() if self._worker is not None and not self.failed.done() else []
 
     async def stop_claiming(self) -> None:
-        """See `Worker.stop_claiming`."""
-        if self._worker is not None and not self.failed.done():
+        """See `Worker.stop_claiming`. A start under way is given up: what the app's lifespan opens may never answer."""
+        with self._lock:
+            self._given_up = self._worker is None
+        if self._given_up:
+            self._started(None)
+            if self._loop is not None and self._life is not None:
+                with suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._life.cancel)
+        elif self._worker is not None and not self.failed.done():
             await self._call(self._worker.stop_claiming())
 
     async def drain(self, timeout_seconds: float) -> int:
@@ -81,34 +93,52 @@ class WorkerThread:
         assert self._loop is not None
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    def _main(self, started: asyncio.Future[None]) -> None:
+    def _main(self) -> None:
+        runner = asyncio.Runner(loop_factory=new_event_loop)
         try:
-            with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                loop = runner.get_loop()
-                life = loop.create_task(self._live(started))
-                while not life.done():
-                    _run(loop, life)
-                life.result()
+            loop = runner.get_loop()
+            life = self._life = loop.create_task(self._live())
+            while not life.done():
+                _run(loop, life)
+            life.result()
         except BaseException as error:  # noqa: BLE001 - the service has to hear of it, whatever it is
-            self._tell(self._report, started, error)
+            # Before the runner is closed, which waits for the tasks and threads that handlers have left.
+            self._tell(self._report, error)
+        runner.close()
 
-    async def _live(self, started: asyncio.Future[None]) -> None:
+    async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._finish = asyncio.Event()
         worker = self._make_worker()
         await worker.start()
-        self._worker = worker
-        self._tell(started.set_result, None)
+        with self._lock:
+            if not self._given_up:
+                self._worker = worker
+        if self._worker is None:
+            # It has claimed nothing yet.
+            await worker.drain(0)
+            return
+        self._tell(self._started, None)
         await worker.until(self._finish)
         await handlers.close()
 
     def _tell(self, callback: Callable[..., object], *arguments: Any) -> None:
-        self._home.call_soon_threadsafe(callback, *arguments)
+        # The loop is gone when the process is about to end; nobody is left to hear it.
+        with suppress(RuntimeError):
+            self._home.call_soon_threadsafe(callback, *arguments)
 
-    def _report(self, started: asyncio.Future[None], error: BaseException) -> None:
-        if not started.done():
-            started.set_exception(error)
-        elif not self.failed.done():
+    def _started(self, error: BaseException | None) -> None:
+        if self._starting.done():
+            return
+        if error is None:
+            self._starting.set_result(None)
+        else:
+            self._starting.set_exception(error)
+
+    def _report(self, error: BaseException) -> None:
+        if not self._starting.done():
+            self._started(error)
+        elif not self._given_up and not self.failed.done():
             self.failed.set_result(error)
 
 

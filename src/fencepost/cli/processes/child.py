@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import msgspec
 
@@ -135,10 +136,10 @@ class _Child:
         settings = self._settings
         signals = StopSignals(announce=False)
         worker = WorkerThread(lambda: Worker(self._config.dsn, self._runtime, settings, self._tally))
-        await worker.start()
-        self.say(messages.Ready())
         ordered = asyncio.create_task(self._obey(worker), name="fencepost-orders")
         signalled = asyncio.create_task(signals.stop.wait(), name="fencepost-signals")
+        await self._start(worker, ordered, signalled)
+        self.say(messages.Ready())
         reporting = asyncio.create_task(self._report(worker), name="fencepost-reports")
         reasons: list[asyncio.Future[object]] = [ordered, signalled, worker.failed]  # type: ignore[list-item]
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
@@ -149,6 +150,14 @@ class _Child:
         await self._drain(worker, 0 if failed else timeout)
         reporting.cancel()
         return 1 if failed else 0
+
+    async def _start(self, worker: WorkerThread, *reasons: asyncio.Task[Any]) -> None:
+        """Start the worker; a reason to stop meanwhile gives that up. Raises FencepostError."""
+        starting = asyncio.create_task(worker.start(), name="fencepost-start")
+        await asyncio.wait([starting, *reasons], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            await worker.stop_claiming()
+        await starting
 
     def say(self, report: messages.Report) -> None:
         """Tell the parent, if it is still there."""
