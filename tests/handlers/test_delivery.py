@@ -319,17 +319,6 @@ async def test_a_name_without_addresses_is_a_failure() -> None:
         await post(Courier(allow_private=False, resolver=Names([[]])), Receiver(port=80))
 
 
-async def test_resolving_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialling, "RESOLVE_SECONDS", 0.1)
-
-    async def hang(host: str, port: int) -> list[str]:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    with pytest.raises(DeliveryFailed, match=r"wasn't resolved within 0\.1 seconds"):
-        await post(Courier(allow_private=False, resolver=hang), Receiver(port=80))
-
-
 @pytest.fixture(scope="module")
 def certificate() -> Path:
     """A key and a self-signed certificate for hooks.test, good for a hundred years and for nothing but this."""

@@ -83,6 +83,32 @@ async def _none(database_url: str) -> bool:
     return await connections(database_url) == 0
 
 
+async def test_loops_that_were_just_closed_keep_no_connections(
+    app: Fencepost, store: Job[[str], None], database_url: str
+) -> None:
+    """Of programs that make a loop for each call, and close it with everything that was opened in it."""
+    kept: set[int] = set()
+
+    def call() -> None:
+        for number in range(20):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(store.enqueue(f"round {number}"))
+            loop.close()
+            kept.add(len(app._producer.clients._open))
+
+    await asyncio.to_thread(call)
+    assert kept == {1}
+    await store.enqueue("here")
+    assert list(app._producer.clients._open) == [asyncio.get_running_loop()]
+    own = (await app._producer.client()).database.connection_count
+
+    async def are_own() -> bool:
+        return await connections(database_url) == own
+
+    await wait_until(are_own, 3)
+    assert await count(database_url, "round 19") == 1
+
+
 async def test_sync_callers_of_many_threads(app: Fencepost, store: Job[[str], None], database_url: str) -> None:
     before = portals()
 

@@ -40,6 +40,15 @@ async def hold(payload: Payload[str]):
     while not (FOLDER / "release").exists():
         await asyncio.sleep(0.02)
     return os.getpid()
+
+@app.job
+async def babble(payload: Payload[str]):
+    # On the link of its process, whose descriptor is the last word of the command.
+    (FOLDER / "babbling").touch()
+    while not (FOLDER / "release").exists():
+        await asyncio.sleep(0.02)
+    os.write(int(sys.orig_argv[-1]), payload.encode() + b"\\n")
+    await asyncio.sleep(3600)
 """
 
 

@@ -2,7 +2,8 @@
 The connections of producers: one client for each event loop.
 
 A client is made when its loop first needs it, and closed with `Fencepost.close`, or
-else when its loop ends in good order, as `asyncio.run` sees to.
+else when its loop ends in good order, as `asyncio.run` sees to. What is left of a loop
+that was just closed goes when the next loop needs a client.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import suppress
 
 from fencepost.client.address import Address
 from fencepost.client.forking import forget_in_children
+from fencepost.client.orphans import cut_off
 from fencepost.client.watching import Watcher
 from fencepost.errors import PrivilegeMissing
 from fencepost.settings import Settings
@@ -91,8 +93,11 @@ class Clients:
         loop = asyncio.get_running_loop()
         with self._lock:
             opening = self._open.get(loop)
+            is_new = opening is None
             if opening is None:
                 opening = self._open[loop] = _Opening()
+        if is_new:
+            self._drop_orphans()
         if opening.client is not None and not prepared:
             return opening.client
         async with opening.turn:
@@ -103,6 +108,15 @@ class Clients:
             if prepared:
                 await opening.client.prepare(self._settings().partition_days)
             return opening.client
+
+    def _drop_orphans(self) -> None:
+        # A client leads to its loop by way of its connections, so these entries don't go by themselves.
+        with self._lock:
+            closed = [loop for loop in self._open if loop.is_closed()]
+            for loop in closed:
+                del self._open[loop]
+        for loop in closed:
+            cut_off(loop)
 
     async def _make(self) -> Client:
         settings = self._settings()

@@ -4,7 +4,7 @@ Send one POST to a place that somebody else chose, without being turned inward.
     parse_target            strict reading of the URL            (guard.py)
       └─ Courier.post       total deadline, caps on time and bytes
            └─ httpcore2     one pool of connections per event loop
-                └─ GuardedBackend    resolves, judges, dials     (dialler.py)
+                └─ GuardedBackend    resolves, judges, dials     (lookups.py, dialler.py)
 
 This stands on httpcore2 rather than on a full client, so what must not happen can't:
 there is no code here that follows a redirect, reads proxies from the environment,
@@ -28,9 +28,9 @@ from fencepost.handlers.dialler import (
     DeliveryFailed,
     GuardedBackend,
     Resolver,
-    resolve,
 )
 from fencepost.handlers.guard import Target
+from fencepost.handlers.lookups import resolve
 
 TOTAL_SECONDS = 20.0
 READ_SECONDS = 15.0

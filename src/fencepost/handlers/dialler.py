@@ -1,10 +1,10 @@
 """
 Open connections to addresses that were judged, and to nothing else.
 
-For each connection: resolve the host once, with a deadline of its own; refuse if any
-answer is forbidden; dial the very addresses that were judged, as literals; judge the
-peer that the socket reports. Nothing is looked up a second time, so a name can't
-change its answer between the judgement and the call.
+For each connection: resolve the host once, with a deadline of its own (see lookups.py);
+refuse if any answer is forbidden; dial the very addresses that were judged, as literals;
+judge the peer that the socket reports. Nothing is looked up a second time, so a name
+can't change its answer between the judgement and the call.
 
 Pinning happens beneath TLS and HTTP: the name in the handshake, in the certificate
 and in the Host header stays that of the URL.
@@ -13,7 +13,6 @@ and in the Host header stays that of the URL.
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -24,9 +23,12 @@ import httpcore2
 from fencepost.handlers.guard import Verdict, judge
 
 Resolver = Callable[[str, int], Awaitable[list[str]]]
-"""Turns a name or a literal and a port into addresses; raises OSError when there are none."""
+"""
+Turns a name or a literal and a port into addresses.
 
-RESOLVE_SECONDS = 3.0
+Raises OSError when there are none, and TimeoutError, which says what took too long.
+"""
+
 CONNECT_SECONDS = 8.0
 MOST_ADDRESSES = 4
 """How many of a name's addresses are tried in turn."""
@@ -42,13 +44,6 @@ class AddressRefused(Exception):
 
 class DeliveryFailed(Exception):
     """No answer came. The request may or may not have been received."""
-
-
-async def resolve(host: str, port: int) -> list[str]:
-    """Ask the system's resolver for every address of *host*, in the order to try them."""
-    loop = asyncio.get_running_loop()
-    answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in answers))
 
 
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
@@ -98,10 +93,9 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
 
     async def _addresses(self, host: str, port: int) -> list[str]:
         try:
-            async with asyncio.timeout(RESOLVE_SECONDS):
-                addresses = await self._resolve(host, port)
-        except TimeoutError:
-            raise DeliveryFailed(f"{host!r} wasn't resolved within {RESOLVE_SECONDS:g} seconds") from None
+            addresses = await self._resolve(host, port)
+        except TimeoutError as error:
+            raise DeliveryFailed(f"{host!r} {error}") from None
         except (OSError, UnicodeError) as error:
             raise DeliveryFailed(f"{host!r} can't be resolved: {error}") from error
         if not addresses:

@@ -174,8 +174,16 @@ class _Child:
 
     async def _obey(self, worker: WorkerThread) -> float:
         """Do what the parent says, until it says to drain or is gone; returns how long running jobs get."""
-        while text := await self._next_line():
-            order = msgspec.json.decode(text, type=Order)
+        while True:
+            try:
+                text = await self._next_line()
+                if not text:
+                    break
+                order = msgspec.json.decode(text, type=Order)
+            except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+                # Nobody can lead it any more, so its jobs are better off in another.
+                log.error("what the parent process says can't be read; stopping", extra={"reason": str(error)})
+                return self._settings.shutdown_timeout_seconds
             if isinstance(order, Drain):
                 return order.timeout_seconds
             if isinstance(order, StopClaiming):

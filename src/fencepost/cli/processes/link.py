@@ -117,8 +117,9 @@ class WorkerProcess:
                 self._hear(msgspec.json.decode(text, type=Report))
         except ConnectionError:
             pass
-        except ValueError as error:
-            # Something in it writes where it mustn't. What can't be understood can't be led.
+        except Exception as error:  # noqa: BLE001 - told below
+            # Something in it writes where it mustn't. What can't be understood, or nests too deeply, or counts beyond
+            # what a number can be, can't be led: it must not live on beside its successor.
             log.error("worker process speaks nonsense; killed", extra={"pid": self.pid, "reason": str(error)})
             self.kill()
         await self._exited.wait()
@@ -145,9 +146,10 @@ class WorkerProcess:
                 self._merge(counts)
 
     def _merge(self, counts: Counts) -> None:
+        # First, since it may refuse them: what it hasn't counted isn't taken back from it at the end.
+        self._events.merge(counts)
         self.active += counts.active
         self._stuck += counts.stuck
-        self._events.merge(counts)
 
     def _reap(self) -> None:
         self.exit_code = self._process.wait()
