@@ -18,13 +18,17 @@ from fencepost.domain.ids import first_id_at, new_id
 from fencepost.domain.job import NewJob, Status
 from fencepost.domain.outcome import Ending, Outcome
 from fencepost.errors import DatabaseUnavailable, SchemaMismatch
+from fencepost.settings import Settings
+from fencepost.store import partitions
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
 from fencepost.store.migrate import migrate, prepare
-from fencepost.store.partitions import PARTITIONS_AHEAD
+from fencepost.store.partitions import PARTITIONS_AHEAD, TooMuchToMove
 from fencepost.store.queues import Queues
 from fencepost.store.workers import WorkerStore
+from fencepost.worker.worker import Worker
+from tests.worker.support import Tally, records, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -150,6 +154,36 @@ async def test_rows_move_out_of_the_default_when_their_range_comes(fresh: Databa
     assert {one.id: await fresh_jobs.get(one.id) for one in made} == before
     await fresh_jobs.retry(claimed.leases[0].id)
     assert await fresh_jobs.audit() == {"jobs": 20, "pending": 11, "leases": 0, "finished": 9}
+
+
+async def test_much_in_the_default_keeps_nobody_waiting_for_long_and_is_moved_when_asked_for(
+    fresh: Database, fresh_jobs: Jobs, sql: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each row takes a moment, as a million do. Unasked that is given up, once; `fencepost migrate` sees it through."""
+    monkeypatch.setattr(partitions, "HOLD_SECONDS", 0.1)
+    made = [NewJob(id=new_id(), type="work", max_attempts=1) for _ in range(4)]
+    await fresh_jobs.enqueue(made)
+    await sql.execute(
+        "create function public.slow() returns trigger language plpgsql as "
+        "$$ begin perform pg_sleep(0.2); return old; end $$; "
+        "create trigger slow before delete on fencepost.jobs_default for each row execute function public.slow()"
+    )
+    with pytest.raises(TooMuchToMove, match="fencepost migrate"):
+        await partitions.ensure_in_time(fresh, partition_days=3)
+    await prepare(fresh, partition_days=3)
+    assert await ranges(sql) == []
+    assert await sql.fetchval("select count(*) from fencepost.jobs_default") == 4
+    worker = Worker(fresh.dsn, {}, Settings(), Tally())
+    await worker.start()
+    try:
+        await wait_until(lambda: records(caplog, "no partitions were made"), 5)
+        assert not [state for state in worker.vitals.look() if state.trouble]
+    finally:
+        await worker.drain(0)
+    assert len(records(caplog, "no partitions were made")) == 1
+    assert await partitions.require(fresh, partition_days=3) == 1 + PARTITIONS_AHEAD
+    assert await sql.fetchval("select count(*) from fencepost.jobs_default") == 0
+    assert {one.id for one in made} == {row["id"] for row in await sql.fetch("select id from fencepost.jobs")}
 
 
 async def test_a_row_still_uncommitted_in_the_default_makes_it_wait_for_another_time(

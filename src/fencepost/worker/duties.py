@@ -8,8 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 from fencepost.errors import DatabaseUnavailable
+from fencepost.logger import get_logger
 from fencepost.settings import Settings
 from fencepost.store.job_types import JobTypes
+from fencepost.store.partitions import TooMuchToMove
 from fencepost.store.queues import Queues
 from fencepost.store.retention import Keep, Retention
 from fencepost.store.workers import WorkerStore
@@ -20,6 +22,8 @@ from fencepost.worker.pruner import Pruner
 from fencepost.worker.runtime import Runtime
 from fencepost.worker.tasks import end_all
 from fencepost.worker.vitals import WorkerVitals
+
+log = get_logger("fencepost.worker")
 
 MakeTask = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 """Makes a task of some work and a name."""
@@ -89,4 +93,8 @@ class Duties:
         return self._task(work, what.replace(" ", "-"))
 
     async def _make_partitions(self) -> None:
-        await self._store.ensure_partitions(partition_days=self._settings.partition_days)
+        try:
+            await self._store.ensure_partitions(partition_days=self._settings.partition_days)
+        except TooMuchToMove as error:
+            # Not again in a few seconds: each try keeps everybody waiting, and the next can do no better.
+            log.warning("no partitions were made", extra={"reason": str(error)})
