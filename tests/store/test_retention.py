@@ -392,7 +392,7 @@ async def test_whoever_came_just_before_the_locks_is_counted(ground: Ground, ope
         await session.fetch("retry", id=letter, queue_id=ground.history.queue_id, channel="x", hint="due 1")
     else:
         record = {"id": str(late.id), "queue_id": ground.history.queue_id, "type": "work", "priority": 0}
-        record |= {"payload": {}, "max_attempts": 1}
+        record |= {"queue": "default", "payload": {}, "max_attempts": 1}
         await session.fetch("enqueue_plain", jobs=json.dumps([record]).encode(), channel="x", hint=None)
     dropping = asyncio.ensure_future(ground.drop())
     await waits_for_a_lock(ground.sql)
