@@ -622,7 +622,7 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 async def test_nothing_is_read_but_the_rows_asked_for(ground: Ground) -> None:
     """A step costs the same in a large history: every scan is of an index, and bounded."""
-    await ground.history.ended("failed", days=19, count=20_000, attempts=1)
+    await ground.history.ended("failed", days=19, count=20_000, attempts=1, key="k")
     await ground.sql.execute("analyze")
     span = await ground.span()
     keep = json.dumps(KEEP.by_status)
