@@ -100,7 +100,15 @@ async def test_no_job_of_a_bulk_can_be_claimed_before_all_are_committed(
     queue_id = await queues.ensure("default", 0)
     async with database.transaction() as session:
         records = [
-            {"id": new_id(), "queue_id": queue_id, "type": "work", "priority": 0, "payload": {}, "max_attempts": 1}
+            {
+                "id": new_id(),
+                "queue": "default",
+                "queue_id": queue_id,
+                "type": "work",
+                "priority": 0,
+                "payload": {},
+                "max_attempts": 1,
+            }
             for _ in range(100)
         ]
         await session.fetch("enqueue_plain", jobs=msgspec.json.encode(records), channel="x", hint=None)

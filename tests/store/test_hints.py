@@ -254,7 +254,10 @@ async def test_a_hint_comes_with_the_commit_and_not_without(
     database: Database, queues: Queues, sql: Connection
 ) -> None:
     queue_id = await queues.ensure("default", 0)
-    record = b'[{"id": "%s", "queue_id": %d, "type": "work", "priority": 0, "payload": {}, "max_attempts": 1}]'
+    record = (
+        b'[{"id": "%s", "queue": "default", "queue_id": %d, "type": "work", "priority": 0, "payload": {}, '
+        b'"max_attempts": 1}]'
+    )
 
     class NotAfterAll(Exception):
         pass

@@ -207,8 +207,8 @@ def _statements(samples: dict[str, list[uuid.UUID]]) -> dict[str, tuple[bool, di
     """Every hot statement: whether workers run it, and what with."""
     pending, leased, finished = samples["pending"], samples["leases"], samples["finished"]
     record = {
-        "id": str(uuid.uuid4()), "queue_id": 1, "type": "work", "priority": 0, "payload": {}, "max_attempts": 3,
-        "idempotency_key": "key-5", "schedule": "now",
+        "id": str(uuid.uuid4()), "queue": "one", "queue_id": 1, "type": "work", "priority": 0, "payload": {},
+        "max_attempts": 3, "idempotency_key": "key-5", "schedule": "now",
     }  # fmt: skip
     page: dict[str, object] = {
         "before": uuid.UUID(int=(1 << 128) - 1), "not_before": uuid.UUID(int=0), "scan_rows": 100, "page_rows": 11,
@@ -253,6 +253,7 @@ def _statements(samples: dict[str, list[uuid.UUID]]) -> dict[str, tuple[bool, di
         "enqueue_jobs": {"jobs": json.dumps([record])},
         "enqueue_one": {
             "id": uuid.uuid4(),
+            "queue": "one",
             "queue_id": 1,
             "type": "work",
             "priority": 0,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
-from fencepost.errors import QueueNotFound
+from fencepost.errors import DatabaseUnavailable, QueueNotFound
 from fencepost.store import queues as queues_module
 from fencepost.store.database import Database
 from fencepost.store.hints import Hints
@@ -144,3 +145,86 @@ async def test_workers_come_and_go(worker_store: WorkerStore, sql: Connection) -
     assert await sql.fetchval("select heartbeat_at > started_at from fencepost.workers where host = 'h'")
     await worker_store.forget(silence_seconds=60)
     assert await sql.fetchval("select count(*) from fencepost.workers") == 0
+
+
+KEYED: dict[str, Any] = {"idempotency_key": "k"}
+ENQUEUES = [[{}], [{}, {}], [KEYED], [KEYED, {}]]
+
+
+async def restore(sql: Connection, what: str) -> None:
+    """Have the database be as it was before "mail" and its lane were made; or another queue be in its place since."""
+    queue_id = await sql.fetchval("select id from fencepost.queues where name = 'mail'")
+    if what != "queue":
+        await sql.execute("delete from fencepost.lanes where queue_id = $1", queue_id)
+    if what != "lane":
+        await sql.execute("delete from fencepost.queues where id = $1", queue_id)
+    if what == "id":
+        await sql.execute(
+            "insert into fencepost.queues (id, name) overriding system value values ($1, 'other')", queue_id
+        )
+        await sql.execute("insert into fencepost.lanes (queue_id, priority) values ($1, 0)", queue_id)
+
+
+@pytest.mark.parametrize("what", ["lane", "queue", "id"])
+@pytest.mark.parametrize("fields", ENQUEUES, ids=["one", "plain", "keyed", "several"])
+async def test_a_job_is_stored_where_a_claim_looks_although_its_place_is_gone(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore, sql: Connection, what: str, fields: list[dict[str, Any]]
+) -> None:
+    """As after a restore of an earlier backup, beside a process that goes on."""
+    await jobs.enqueue([job(queue="mail")])
+    await sql.execute("delete from fencepost.pending; delete from fencepost.jobs")
+    await restore(sql, what)
+    stored = await jobs.enqueue([job(queue="mail", **some) for some in fields])
+    claimed = await claim(worker_store, await queues.id_of("mail"), slots=9)
+    assert {(one.id, one.queue) for one in claimed} == {(one.id, "mail") for one in stored}
+    assert {one.effect for one in stored} == {"created"}
+    assert await sql.fetchval("select count(*) from fencepost.jobs") == len(fields)
+
+
+async def test_many_callers_whose_place_is_gone_all_have_their_jobs_stored(
+    jobs: Jobs, queues: Queues, worker_store: WorkerStore, sql: Connection
+) -> None:
+    await jobs.enqueue([job(queue="mail"), job(queue="other")])
+    await sql.execute("delete from fencepost.pending; delete from fencepost.jobs")
+    await restore(sql, "lane")
+    names = ["mail", "other"] * 50
+    await asyncio.gather(
+        *(
+            jobs.enqueue([job(queue=name, **({"idempotency_key": str(number)} if number % 3 else {}))])
+            for number, name in enumerate(names)
+        )
+    )
+    for name in ("mail", "other"):
+        assert len(await claim(worker_store, await queues.id_of(name), slots=100)) == 50
+
+
+async def test_a_single_connection_will_do_where_a_place_is_gone(database_url: str, sql: Connection) -> None:
+    database = Database(database_url, connections=1)
+    await database.open()
+    hints = Hints(database)
+    jobs = Jobs(database, Queues(database, hints), hints)
+    await jobs.enqueue([job(queue="mail")])
+    await restore(sql, "lane")
+    await jobs.enqueue([job(queue="mail", **fields) for fields in (KEYED, {})])
+    await hints.close()
+    await database.close()
+
+
+@pytest.mark.parametrize("fields", ENQUEUES, ids=["one", "plain", "keyed", "several"])
+async def test_a_place_that_goes_again_at_once_is_told(
+    jobs: Jobs, sql: Connection, fields: list[dict[str, Any]]
+) -> None:
+    await jobs.enqueue([job(queue="mail")])
+    await sql.execute("create rule no_lane as on insert to fencepost.lanes do instead nothing")
+    await restore(sql, "lane")
+    with pytest.raises(DatabaseUnavailable, match="nothing was stored"):
+        await jobs.enqueue([job(queue="mail", **some) for some in fields])
+    assert await sql.fetchval("select count(*) from fencepost.jobs") == 1
+
+
+async def test_what_is_known_of_a_queue_is_what_the_database_says(queues: Queues, sql: Connection) -> None:
+    await queues.ensure("mail", 0)
+    await restore(sql, "queue")
+    for operation in (queues.id_of, queues.state, queues.pause, queues.resume):
+        with pytest.raises(QueueNotFound, match="'mail'"):
+            await operation("mail")

@@ -392,7 +392,7 @@ async def test_whoever_came_just_before_the_locks_is_counted(ground: Ground, ope
         await session.fetch("retry", id=letter, queue_id=ground.history.queue_id, channel="x", hint="due 1")
     else:
         record = {"id": str(late.id), "queue_id": ground.history.queue_id, "type": "work", "priority": 0}
-        record |= {"payload": {}, "max_attempts": 1}
+        record |= {"queue": "default", "payload": {}, "max_attempts": 1}
         await session.fetch("enqueue_plain", jobs=json.dumps([record]).encode(), channel="x", hint=None)
     dropping = asyncio.ensure_future(ground.drop())
     await waits_for_a_lock(ground.sql)
@@ -622,7 +622,7 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 async def test_nothing_is_read_but_the_rows_asked_for(ground: Ground) -> None:
     """A step costs the same in a large history: every scan is of an index, and bounded."""
-    await ground.history.ended("failed", days=19, count=20_000, attempts=1)
+    await ground.history.ended("failed", days=19, count=20_000, attempts=1, key="k")
     await ground.sql.execute("analyze")
     span = await ground.span()
     keep = json.dumps(KEEP.by_status)

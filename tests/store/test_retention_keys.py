@@ -233,6 +233,7 @@ async def test_a_key_that_vanishes_between_the_insert_and_the_look_is_taken(
 
     async def send_then_remove(*arguments: Any, **named: Any) -> Answer:
         answer = await send(*arguments, **named)
+        assert answer is not None
         gone.append(sum(one.key_gone for one in answer.differing))
         assert (await jobs.audit())["pending"] == 0, "all is undone"
         await sql.execute("drop trigger vanish on fencepost.pending")

@@ -82,7 +82,7 @@ STATEMENTS: dict[str, set[Purpose]] = {
     "drain_state": READS,
     "drop_range": WRITES,
     "due_queues": READS,
-    "enqueue": {PRODUCER, WORKER},
+    "enqueue": WRITES,
     "enqueue_jobs": {PRODUCER, WORKER},
     "enqueue_one": WRITES,
     "enqueue_plain": WRITES,

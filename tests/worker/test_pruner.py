@@ -24,6 +24,7 @@ from fencepost.store.jobs import Jobs
 from fencepost.store.retention import Keep, Retention
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
+from fencepost.telemetry.pulses import unwatched
 from fencepost.worker import pruner
 from fencepost.worker.pruner import Pace, Pruner, Report
 from tests.store.history import History, old_job
@@ -162,6 +163,78 @@ async def test_a_range_whose_table_is_locked_is_left_and_the_rest_done(
     await transaction.rollback()
     await reader.close()
     assert await make(database).run() == Report(jobs=5, ranges=1)
+
+
+REFUSING = """
+create function refuse() returns trigger language plpgsql as $$
+begin
+    if old.id = '{job_id}' then
+        raise 'needed elsewhere';
+    end if;
+    return old;
+end
+$$;
+create trigger refuse before delete on fencepost.jobs for each row execute function refuse()
+"""
+
+
+async def test_what_can_not_be_removed_keeps_nothing_else_from_going(
+    database: Database, history: History, sql: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Jobs in the default partitions, before a range that is dropped, a range that is gone through, and keys."""
+    monkeypatch.setattr(steps, "MOVED_JOBS", 5)
+    monkeypatch.setattr(pruner, "MOVED_JOBS", 5)
+    await history.range(days=20)
+    await history.range(days=17)
+    [stays] = await history.ended(days=300)
+    gone = [*await history.ended(days=19, count=8), *await history.ended(days=16, count=8)]
+    kept = await history.ended("failed", days=16, count=6)
+    [young] = await history.ended(days=6, key="k")
+    await sql.execute("insert into fencepost.unique_keys values ('work', 'u', $1, $2, 'finished')", young, 1)
+    await sql.execute(REFUSING.format(job_id=stays))
+    run = make(database, Keep(by_status=KEEP.by_status, key_seconds=DAY))
+    with pytest.raises(asyncpg.RaiseError, match="needed elsewhere"):
+        await run.run()
+    assert await history.left([stays, *gone, *kept, young]) == {stays, *kept, young}
+    assert await sql.fetchval("select count(*) from fencepost.idempotency_keys") == 0
+    assert await sql.fetchval("select count(*) from fencepost.unique_keys") == 0
+    [line] = records(caplog, "some of what is old can't be removed")
+    assert fields_of(line) == {"where": "default partitions", "reason": "needed elsewhere"}
+    await sql.execute("drop trigger refuse on fencepost.jobs")
+    assert await run.run() == Report(jobs=1)
+
+
+async def test_a_fault_of_the_pruner_is_told_although_the_rest_was_done(
+    database: Database, history: History, sql: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pruner, "FIRST_AFTER_SECONDS", 0)
+    [stays] = await history.ended(days=300)
+    await sql.execute(REFUSING.format(job_id=stays))
+    pulse = unwatched("pruner")
+    keeping = asyncio.ensure_future(make(database).keep_on(pulse))
+    await wait_until(lambda: bool(records(caplog, "fault in removing old jobs")), 10)
+    assert pulse.error is not None
+    keeping.cancel()
+    with suppress(asyncio.CancelledError):
+        await keeping
+
+
+@pytest.mark.parametrize("key_days", [None, 1])
+async def test_a_job_whose_key_somebody_holds_stays_with_it_for_now(
+    database: Database, history: History, sql: Any, database_url: str, key_days: float | None
+) -> None:
+    keep = Keep(by_status=KEEP.by_status, key_seconds=key_days and key_days * DAY)
+    await history.ended(days=300, count=5, key="k")
+    somebody = await asyncpg.connect(database_url)
+    transaction = somebody.transaction()
+    await transaction.start()
+    held = await somebody.fetchval("select job_id from fencepost.idempotency_keys where key = 'k3' for update")
+    assert await make(database, keep).run() == Report(jobs=4, keys=4)
+    assert [row["id"] for row in await sql.fetch("select id from fencepost.jobs")] == [held]
+    await transaction.rollback()
+    await somebody.close()
+    assert await make(database, keep).run() == Report(jobs=1, keys=1)
+    assert await sql.fetchval("select count(*) from fencepost.idempotency_keys") == 0
 
 
 async def test_a_run_that_meets_another_leaves(database: Database, history: History, database_url: str) -> None:

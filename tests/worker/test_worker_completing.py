@@ -393,3 +393,44 @@ async def test_of_two_calls_at_once_the_loser_changes_nothing(bench: Bench) -> N
     await wait_until(lambda: sum(tally.endings.values()) == 1, 3)
     assert sorted(type(answer).__name__ for answer in answers) == ["LeaseLost", "NoneType"]
     assert tally.endings == {(Ending.SUCCEEDED, Status.COMPLETED): 1}
+
+
+@pytest.mark.parametrize("what", ["lease", "progress"])
+async def test_an_older_snapshot_can_not_complete_and_nothing_is_lost(bench: Bench, what: str) -> None:
+    """
+    a handler, in repeatable read           its worker
+    looks at something: its snapshot
+                                            renews the lease, or writes its progress
+    writes its effect, completes:
+    serialization failure, rolled back
+                                            fails the attempt; the next one does it,
+                                            in read committed
+    """
+    await bench.sql("create table effects (attempt int)")
+    version = "select cast(xmin as text) from fencepost.leases where id = $1"
+
+    @bench.job("snapshot")
+    async def snapshot(context: Context, payload: Any) -> None:
+        isolation = "repeatable_read" if context.attempt == 1 else "read_committed"
+        async with (
+            connected(bench) as look,
+            connected(bench) as connection,
+            connection.transaction(isolation=isolation),
+        ):
+            seen = await connection.fetchval(version, context.id)
+
+            async def changed() -> bool:
+                return bool(await look.fetchval(version, context.id) != seen)
+
+            if what == "progress":
+                context.progress(0.5)
+            await wait_until(changed, 5)
+            await connection.execute("insert into effects values ($1)", context.attempt)
+            await context.complete_in(connection, "done")
+
+    await bench.start(lease_seconds=0.6 if what == "lease" else 60)
+    job = await bench.ended(await bench.enqueue("snapshot"))
+    assert (job.status, job.attempts, bytes(job.result or b"")) == (Status.COMPLETED, 2, b'"done"')
+    [first] = await bench.history(job.id)
+    assert (first.outcome, first.error_type) == ("failed", "SerializationError")
+    assert [row["attempt"] for row in await bench.sql("select attempt from effects")] == [2]

@@ -8,6 +8,7 @@ import pytest
 
 from fencepost.domain.context import Context
 from fencepost.domain.job import Status, Unique
+from fencepost.worker import maintenance
 from tests.store.support import connect
 
 from .support import Bench, Claims, wait_until
@@ -52,6 +53,19 @@ async def test_another_worker_takes_the_rest(bench: Bench) -> None:
     await bench.start(queues=("other",))
     await bench.ended(job)
     await wait_until(lambda: not bench.workers[0].running, 1)
+
+
+async def test_queues_that_were_restored_are_found_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made again by whoever enqueues first, under another id than the one that the worker knew."""
+    monkeypatch.setattr(maintenance, "DECLARATION_SECONDS", 0.05)
+
+    @bench.job("work")
+    async def work(context: Context, payload: Any) -> None: ...
+
+    await bench.start(queues=("mail",), poll_interval_seconds=0.02)
+    await bench.ended(await bench.enqueue("work", queue="mail"))
+    await bench.sql("with lanes as (delete from fencepost.lanes) delete from fencepost.queues")
+    await bench.ended(await bench.enqueue("work", queue="mail"))
 
 
 async def test_a_job_that_somebody_holds_keeps_no_other_lane_waiting(bench: Bench, database_url: str) -> None:

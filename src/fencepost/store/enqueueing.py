@@ -67,9 +67,9 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     payload: msgspec.Raw
     max_attempts: int
-    queue: str | None = None
+    queue: str = ""
     queue_id: int = 0
-    """Instead of its name, once the queue and the lane are known to exist."""
+    """Once the queue and the lane are known to exist. Its name goes along, to see that they still do."""
     priority: int = 0
     timeout_seconds: float | None = None
     run_at: datetime | None = None
@@ -246,7 +246,7 @@ def record_of(job: NewJob, queue_id: int = 0) -> Record:
     """What is sent of *job*; with *queue_id* when its queue and lane are known to exist."""
     # By position, since a thousand of them are made in a bulk enqueue.
     plain = (
-        job.id, job.type, msgspec.Raw(job.payload), job.max_attempts, None if queue_id else job.queue, queue_id,
+        job.id, job.type, msgspec.Raw(job.payload), job.max_attempts, job.queue, queue_id,
         job.priority, job.timeout_seconds, job.run_at,
         None if job.delay_seconds is None else round(job.delay_seconds * 1_000_000), job.request_id, job.trace_context,
     )  # fmt: skip

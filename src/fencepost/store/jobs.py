@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -121,35 +122,31 @@ class Jobs:
         if all(record.is_plain for record in records):
             return await self._insert_plain(records)
         for _ in range(RACE_ROUNDS):
-            async with self._database.patience.place():
-                answer = await self._send(records)
+            answer = await self._queues.placed(records, self._send_patiently)
             if not any(one.key_gone for one in answer.differing):
                 break
         return outcomes(answer, records)
 
     async def _insert_plain(self, records: Sequence[Record]) -> list[Enqueued]:
-        """Store records without keys, of one caller or of several, and wake workers."""
-        soon = due_soon(records, datetime.now(UTC))
-        named = self._hints.offer(soon)
-        hint = due_hint(named)
-        if len(records) == 1:
-            created_at = await self._send_one(records[0], hint)
-        else:
-            created_at = await self._send_plain(records, hint)
-        self._hints.committed(soon, named=named)
+        """Store records without keys, of one caller or of several, all or none, and wake workers."""
+        created_at = await self._queues.placed(records, self._send_plain)
         return [record.stored(created_at) for record in records]
 
     async def _insert_keyed(self, records: Sequence[Record]) -> list[Enqueued | Differing]:
         """Store what can be stored of several callers' records. Raises Contended, and then nothing is."""
         try:
-            return verdicts(await self._send(records, whole=False), records)
+            return verdicts(await self._queues.placed(records, partial(self._send, whole=False)), records)
         except DatabaseUnavailable as error:
             if waited_too_long(error):
                 raise Contended from error
             raise
 
-    async def _send(self, records: Sequence[Record], *, whole: bool = True) -> Answer:
-        """Store records in one statement, and wake workers."""
+    async def _send_patiently(self, records: Sequence[Record]) -> Answer | None:
+        async with self._database.patience.place():
+            return await self._send(records, whole=True)
+
+    async def _send(self, records: Sequence[Record], *, whole: bool) -> Answer | None:
+        """Store records in one statement, and wake workers. None, and nothing is stored, where no claim would look."""
         jobs, named = encode_records(records), self._hints.offer(due_soon(records, datetime.now(UTC)))
         for tries_left in reversed(range(RACE_ROUNDS)):
             try:
@@ -159,19 +156,30 @@ class Jobs:
                 # With somebody's transaction that took keys in another order. Nothing of this is stored.
                 if not (deadlocked(error) and tries_left):
                     raise
+        if not rows:
+            return None
         answer = decode_answer(rows[0]["answer"])
         self._hints.committed(stirred(answer, records), named=named)
         return answer
 
-    async def _send_plain(self, records: Sequence[Record], hint: Hint) -> datetime:
-        rows = await self._hints.fetch("enqueue_plain", jobs=encode_records(records), hint=hint)
-        created_at: datetime = rows[0]["created_at"]
+    async def _send_plain(self, records: Sequence[Record]) -> datetime | None:
+        """The same for records without keys; returns when they were stored."""
+        soon = due_soon(records, datetime.now(UTC))
+        named = self._hints.offer(soon)
+        if len(records) == 1:
+            rows = await self._send_one(records[0], due_hint(named))
+        else:
+            rows = await self._hints.fetch("enqueue_plain", jobs=encode_records(records), hint=due_hint(named))
+        created_at: datetime | None = rows[0]["created_at"] if rows else None
+        if created_at is not None:
+            self._hints.committed(soon, named=named)
         return created_at
 
-    async def _send_one(self, record: Record, hint: Hint) -> datetime:
-        rows = await self._hints.fetch(
+    async def _send_one(self, record: Record, hint: Hint) -> list[Row]:
+        return await self._hints.fetch(
             "enqueue_one",
             id=record.id,
+            queue=record.queue,
             queue_id=record.queue_id,
             type=record.type,
             priority=record.priority,
@@ -188,8 +196,6 @@ class Jobs:
             expires_microseconds=record.expires_microseconds,
             hint=hint,
         )
-        created_at: datetime = rows[0]["created_at"]
-        return created_at
 
     async def get(self, job_id: UUID) -> Job:
         """Read a job as it is now. Raises JobNotFound."""

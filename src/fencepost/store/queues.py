@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 import msgspec
 
-from fencepost.errors import QueueNotFound
+from fencepost.errors import DatabaseUnavailable, QueueNotFound
 from fencepost.store.database import Database
+from fencepost.store.enqueueing import Record
 from fencepost.store.hints import Hints
+
+Answer = TypeVar("Answer")
 
 COUNT_LIMIT = 100_000
 """Where counting a queue's jobs stops: beyond it a depth reads "at least this many"."""
@@ -41,8 +46,8 @@ class Queues:
         """
         Make a queue and its lane known, and return the queue's id.
 
-        Costs a round trip or two the first time a process meets them, nothing later:
-        queues and lanes are never removed.
+        Costs a round trip or two the first time a process meets them, nothing later: queues and lanes are never
+        removed. Only a database that was put back to an earlier moment lacks some (see `placed`).
         """
         queue_id = self._ids.get(name)
         if queue_id is None:
@@ -58,14 +63,36 @@ class Queues:
             self._lanes.add((queue_id, priority))
         return queue_id
 
+    def forget(self) -> None:
+        """Look again which queues and lanes there are: after a restore, or a failover, some may be gone."""
+        self._ids.clear()
+        self._lanes.clear()
+
+    async def placed(
+        self, records: Sequence[Record], send: Callable[[Sequence[Record]], Awaitable[Answer | None]]
+    ) -> Answer:
+        """
+        What *send* answers for *records*, whose queues and lanes were ensured.
+
+        It answers None, and stores nothing, where one of them is gone, or its id is another queue's by now. Then they
+        are made again, and sent once more. Raises DatabaseUnavailable when that doesn't do, with nothing stored.
+        """
+        answer = await send(records)
+        if answer is None:
+            self.forget()
+            ids = {place: await self.ensure(*place) for place in {(one.queue, one.priority) for one in records}}
+            again = [msgspec.structs.replace(one, queue_id=ids[one.queue, one.priority]) for one in records]
+            answer = await send(again)
+        if answer is None:
+            raise DatabaseUnavailable("a queue or a lane that was just made is gone again; nothing was stored")
+        return answer
+
     async def id_of(self, name: str) -> int:
-        """The id of an existing queue. Raises QueueNotFound."""
-        if name not in self._ids:
-            rows = await self._database.fetch("find_queue", name=name)
-            if not rows:
-                raise QueueNotFound(f"there is no queue {name!r}; a queue exists from its first job on")
-            self._ids[name] = int(rows[0]["id"])
-        return self._ids[name]
+        """The id of an existing queue, as it is now. Raises QueueNotFound."""
+        rows = await self._database.fetch("find_queue", name=name)
+        if not rows:
+            raise QueueNotFound(f"there is no queue {name!r}; a queue exists from its first job on")
+        return int(rows[0]["id"])
 
     async def overview(self) -> list[QueueState]:
         """Every queue, by name. Never costs more than counting `COUNT_LIMIT` jobs a queue."""

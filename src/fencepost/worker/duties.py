@@ -20,6 +20,7 @@ from fencepost.telemetry.pulses import Pulse
 from fencepost.worker import maintenance
 from fencepost.worker.pruner import Pruner
 from fencepost.worker.runtime import Runtime
+from fencepost.worker.served import Served
 from fencepost.worker.tasks import end_all
 from fencepost.worker.vitals import WorkerVitals
 
@@ -43,6 +44,7 @@ class Duties:
         runtime: Runtime,
         *,
         queues: Queues,
+        served: Served,
         rescuer: maintenance.Rescuer,
         events: Events,
         vitals: WorkerVitals,
@@ -53,6 +55,7 @@ class Duties:
         self._vitals = vitals
         self._task = task
         self._rescuer = rescuer
+        self._served = served
         self._declaration = maintenance.Declaration(runtime.types.values(), JobTypes(store.database), queues)
         self._presence = maintenance.Presence(store, slots=settings.workers)
         self._pruner = Pruner(Retention(store.database, Keep.of(settings)), events=events)
@@ -67,9 +70,7 @@ class Duties:
         self._others = [
             self._duty("heartbeat", self._presence.beat, beats, vitals.heartbeat),
             self._duty("making partitions", self._make_partitions, partitions, vitals.partitions),
-            self._duty(
-                "declaring job types", self._declaration.declare, maintenance.DECLARATION_SECONDS, vitals.declaration
-            ),
+            self._duty("declaring job types", self._declare, maintenance.DECLARATION_SECONDS, vitals.declaration),
             self._task(self._pruner.keep_on(vitals.pruner), "pruner"),
         ]
 
@@ -91,6 +92,10 @@ class Duties:
     ) -> asyncio.Task[None]:
         work = maintenance.repeat(what, duty, every_seconds=every_seconds, pulse=pulse)
         return self._task(work, what.replace(" ", "-"))
+
+    async def _declare(self) -> None:
+        await self._declaration.declare()
+        await self._served.find()
 
     async def _make_partitions(self) -> None:
         try:

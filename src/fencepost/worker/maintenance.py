@@ -193,6 +193,8 @@ class Declaration:
         Whoever enqueues in a transaction of its own then never has to make a queue there,
         which would hold up all others that want it. Raises DatabaseUnavailable.
         """
+        # The database may have been put back to a moment when there were none.
+        self._queues.forget()
         for queue, priority in sorted({(one.queue, one.priority) for one in self._types}):
             await self._queues.ensure(queue, priority)
         await self._job_types.declare(one.name for one in self._types)

@@ -18,6 +18,7 @@ import msgspec
 from fencepost.domain.jitter import between
 from fencepost.errors import DatabaseUnavailable
 from fencepost.logger import get_logger
+from fencepost.store.failures import for_operator, is_outage, waited_too_long
 from fencepost.store.retention import MOVED_JOBS, NotOurTurn, Retention, Span, Step
 from fencepost.telemetry.events import Events
 from fencepost.telemetry.pulses import Pulse, unwatched
@@ -97,6 +98,9 @@ class Pruner:
 
     Any number of processes may have one. Only one works at a time: the others meet it and
     leave. What a killed one has begun, the next goes on with.
+
+    What can't be removed (a trigger or a foreign key of somebody's refuses it, its row is
+    locked) keeps no other range, and no keys, from being gone through.
     """
 
     def __init__(
@@ -116,6 +120,8 @@ class Pruner:
         self._survey_pace = Pace(SURVEYED_ROWS, rest=rest)
         self._delete_pace = Pace(DELETED_ROWS, rest=rest)
         self._report = Report()
+        self._fault: Exception | None = None
+        """The first one of this run that concerns a part of the history."""
         self._pulse = unwatched("pruner")
 
     async def keep_on(self, pulse: Pulse | None = None) -> None:
@@ -131,8 +137,14 @@ class Pruner:
         )
 
     async def run(self) -> Report:
-        """Go through everything once. Raises DatabaseUnavailable; what was done until then stays done."""
-        self._report = report = Report()
+        """
+        Go through everything once.
+
+        Raises DatabaseUnavailable; and at the end, when all the rest is done, the first fault that kept one range, or
+        the keys, from being gone through. What was done stays done.
+        """
+        self._report, self._fault = Report(), None
+        report = self._report
         began = time.monotonic()
         try:
             await self._run()
@@ -161,13 +173,27 @@ class Pruner:
             for span in spans:
                 before = keep.reach(span, horizon)
                 if before is not None:
-                    await self._prune(span, before)
+                    await self._apart(self._prune(span, before), _text(span) or "default partitions")
                 self._advance("", 1)
         if horizon is not None or keep.key_seconds is not None:
             # With their jobs they are gone by now, unless a run before this one was killed half way.
             for span in await self._retention.key_spans():
-                await self._walk(self._retention.remove_keys, span.after, span.high)
-        await self._remove_unique_keys()
+                await self._apart(self._walk(self._retention.remove_keys, span.after, span.high), "keys")
+        await self._apart(self._remove_unique_keys(), "unique keys")
+        if self._fault is not None:
+            raise self._fault
+
+    async def _apart(self, work: Awaitable[None], what: str) -> None:
+        """Do a part of the run; what is wrong with that part alone is raised after the others."""
+        try:
+            await work
+        except NotOurTurn:
+            raise
+        except Exception as error:
+            if is_outage(error) and not waited_too_long(error):
+                raise
+            self._fault = self._fault or error
+            log.warning("some of what is old can't be removed", extra={"where": what, "reason": for_operator(error)})
 
     async def _remove_unique_keys(self) -> None:
         after: tuple[str, str] | None = ("", "")

@@ -40,6 +40,7 @@ from fencepost.worker.progress import Progress
 from fencepost.worker.reports import Reports
 from fencepost.worker.resources import OpenLifespan
 from fencepost.worker.runtime import Runtime
+from fencepost.worker.served import Served
 from fencepost.worker.settler import Settler
 from fencepost.worker.strangers import Strangers
 from fencepost.worker.tasks import Kept, end_all
@@ -94,6 +95,8 @@ class Worker:
             events=events,
             journal=journal,
         )
+        queues = Queues(self._database, Hints(self._database))
+        self._served = Served(settings.queues, queues)
         self._dispatcher = Dispatcher(
             self._store,
             settler=self._settler,
@@ -104,7 +107,7 @@ class Worker:
             lease_seconds=settings.lease_seconds,
             aging_seconds=settings.priority_aging_seconds,
             poll_seconds=settings.poll_interval_seconds,
-            serves=self._serves,
+            serves=self._served.__contains__,
             pulse=vitals.dispatcher,
         )
         self._keeper = LeaseKeeper(
@@ -115,14 +118,12 @@ class Worker:
             look=vitals.look,
         )
         self._watching = Watching(self._store.notify)
-        self._queues = Queues(self._database, Hints(self._database))
-        self._served: set[int] | None = None
-        """The queues to serve; None is all of them."""
         self._duties = Duties(
             self._store,
             settings,
             runtime,
-            queues=self._queues,
+            queues=queues,
+            served=self._served,
             rescuer=Rescuer(
                 self._store, wake=self._dispatcher.wake, events=events, hooks=runtime.hooks, ended=self._watching.ended
             ),
@@ -159,8 +160,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         await self._database.open()
         try:
-            if self._settings.queues:
-                self._served = {await self._queues.ensure(name, 0) for name in self._settings.queues}
+            await self._served.find()
             self._host.resources = await self._lifespan.open()
         except BaseException:
             await self._database.close()
@@ -181,9 +181,6 @@ class Worker:
         Raises RuntimeError when the worker can't go on: a handler has cancelled its tasks, say.
         """
         await self._kept.until(stop)
-
-    def _serves(self, queue_id: int) -> bool:
-        return self._served is None or queue_id in self._served
 
     def wake(self, queue_ids: Iterable[int]) -> None:
         """These queues may have something due. Callable from any thread."""

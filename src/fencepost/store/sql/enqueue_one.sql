@@ -1,11 +1,23 @@
 -- Store one new job without keys, due now or later: what enqueue.sql does for many, with less to parse.
 --
--- Returns: one row with created_at; due then is the later of that and what was asked for. Parameters as there, one by
---   one. Indexes: the primary keys. Locks: the rows it inserts.
+-- Returns: one row with created_at; due then is the later of that and what was asked for. None, and nothing is stored,
+--   where no claim would look, as there. Parameters as there, one by one. Indexes: the primary keys. Locks: the rows it
+--   inserts.
 --
 -- The clock is read when this transaction has its id, as there.
 with clock as materialized (
-    select clock_timestamp() as now from (select pg_current_xact_id() as id offset 0) own where own.id is not null
+    select clock_timestamp() as now
+      from (select pg_current_xact_id() as id offset 0) own
+     where own.id is not null
+       and exists (
+        select
+          from fencepost.lanes l
+         where l.queue_id = cast(:queue_id as int)
+           and l.priority = cast(:priority as smallint)
+     )
+       and exists (
+        select from fencepost.queues q where q.id = cast(:queue_id as int) and q.name = cast(:queue as text)
+     )
 ),
 stored as (
     insert into fencepost.jobs (

@@ -5,7 +5,8 @@
 -- Returns: whether it was this transaction's turn, how many rows it looked at and the last of them, how many jobs and
 --   keys went.
 -- Index: the primary keys, of the partitions that the range is in, and idempotency_keys_job. Locks: the finished rows
---   that go; one that a retry holds is skipped, so nothing waits.
+--   that go, and their keys; one that a retry holds is skipped, and so is a job whose key somebody holds, so nothing
+--   waits.
 --
 --     prune                               retry of a dead letter
 --                                         locks the finished row
@@ -30,7 +31,7 @@ looked as materialized (
      order by f.id
      limit cast(:max_rows as int)
 ),
-due as materialized (
+expired as materialized (
     select f.id
       from looked l
      cross join lateral (
@@ -44,6 +45,33 @@ due as materialized (
            for update skip locked
      ) f
      where fencepost.is_expired(l.status, l.finished_at, cast(:keep as jsonb))
+),
+held_keys as materialized (
+    select k.key, k.job_id
+      from fencepost.idempotency_keys k
+     where k.job_id = any (array (select e.id from expired e))
+       and (
+           cast(:key_seconds as float8) is null
+           or k.created_at < now() - make_interval(secs => cast(:key_seconds as float8))
+       )
+       for update skip locked
+),
+due as materialized (
+    -- A key that was left behind by its job would be found only when all of its range is dropped.
+    select e.id
+      from expired e
+      left join lateral (
+        select k.key
+          from fencepost.idempotency_keys k
+         where k.job_id = e.id
+           and (
+               cast(:key_seconds as float8) is null
+               or k.created_at < now() - make_interval(secs => cast(:key_seconds as float8))
+           )
+         limit 1
+     ) k on true
+     where k.key is null
+        or k.key in (select h.key from held_keys h)
 ),
 gone as (
     delete from fencepost.finished f
@@ -66,11 +94,7 @@ gone_jobs as (
 ),
 gone_keys as (
     delete from fencepost.idempotency_keys k
-     where k.job_id = any (array (select d.id from due d))
-       and (
-           cast(:key_seconds as float8) is null
-           or k.created_at < now() - make_interval(secs => cast(:key_seconds as float8))
-       )
+     where k.key = any (array (select h.key from held_keys h))
     returning k.key
 )
 select t.mine,

@@ -3,8 +3,8 @@
 -- Parameters: after and before, the range; key_seconds, how long a key is kept from its first request on, and at least
 --   until its job has ended (null: as long as its job is there); max_rows.
 -- Returns: whether it was this transaction's turn, how many rows it looked at and the last of them, how many went.
--- Index: idempotency_keys_job, then the primary keys. Locks: the keys that go. A request with such a key waits for the
---   commit and then makes a new job.
+-- Index: idempotency_keys_job, then the primary keys. Locks: the keys that go; one that somebody holds is passed over. A
+--   request with such a key waits for the commit and then makes a new job.
 with turn as materialized (
     select fencepost.retention_turn() as mine
 ),
@@ -17,8 +17,9 @@ looked as materialized (
      order by k.job_id
      limit cast(:max_rows as int)
 ),
-gone as (
-    delete from fencepost.idempotency_keys k
+held as materialized (
+    select k.key
+      from fencepost.idempotency_keys k
      where k.key = any (
         array (
             select l.key
@@ -40,6 +41,11 @@ gone as (
        -- Not one that was freed and taken again by another job meanwhile.
        and k.job_id > cast(:after as uuid)
        and k.job_id < cast(:before as uuid)
+       for update skip locked
+),
+gone as (
+    delete from fencepost.idempotency_keys k
+     where k.key = any (array (select h.key from held h))
     returning k.key
 )
 select t.mine,
