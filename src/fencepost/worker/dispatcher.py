@@ -38,12 +38,10 @@ class Dispatcher:
     """
     Feeds one process's slots.
 
-    Outcomes that wait in *settler* travel along with claims of their queue.
-    *slots* is how many jobs run at the most; *free* says how many may start now;
-    *slot_freed* is set when that has grown.
-    *hand_over* starts leases; it is told when they were asked for, by the monotonic clock.
-    *serves* says which queues are ours. *pulse* beats with each turn. `wake` may be
-    called at any time, from the loop's thread.
+    Outcomes that wait in *settler* travel along with claims of their queue. *slots* is how many jobs run at the most;
+    *free* says how many may start now; *slot_freed* is set when that has grown. *hand_over* starts leases, and is
+    told when they were asked for, by the monotonic clock. *serves* says which queues are ours. *pulse* beats with
+    each turn. `wake` may be called at any time, from the loop's thread.
     """
 
     def __init__(
@@ -241,11 +239,7 @@ class Dispatcher:
         self._cursors.pop(queue_id, None)
 
     async def _take_turn(self, queue_id: int, slots: int, starts: Starts) -> tuple[Claim, float]:
-        """
-        Claim; and when outcomes of the queue are waiting to be written, write them in the same statement.
-
-        Returns when it was asked, too: a lease may have lasted a while when a blocked loop comes to read the answer.
-        """
+        """Claim, along with writing what waits of the queue's outcomes; and say when that was asked for."""
         contended = self._contended.pop(queue_id, False)
         asked_at = time.monotonic()
         if batch := self._settler.take(queue_id):
@@ -290,8 +284,7 @@ class Dispatcher:
             await self._look_from(queue_id, cursors, set(), {})
 
     async def _look_after(self, queue_id: int, cursors: Cursors) -> None:
-        what = cursors.to_look_after()
-        if what is not None:
+        if (what := cursors.to_look_after()) is not None:
             await self._look_from(queue_id, cursors, *what)
 
     async def _look_from(self, queue_id: int, cursors: Cursors, suspects: set[int], starts: Starts) -> None:
