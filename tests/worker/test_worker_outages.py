@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -110,18 +111,22 @@ async def test_an_answer_that_was_lost_does_not_write_twice(bench: Bench) -> Non
         return "once"
 
     worker = await bench.start()
-    settle = worker._settler._store.settle
     lost = 0
 
-    async def losing(*arguments: Any) -> Any:
-        nonlocal lost
-        answer = await settle(*arguments)
-        if lost < 1:
-            lost += 1
-            raise DatabaseUnavailable("the connection broke just then")
-        return answer
+    def losing(write: Callable[..., Any]) -> Callable[..., Any]:
+        async def lose(*arguments: Any, **rest: Any) -> Any:
+            nonlocal lost
+            answer = await write(*arguments, **rest)
+            if lost < 1:
+                lost += 1
+                raise DatabaseUnavailable("the connection broke just then")
+            return answer
 
-    worker._settler._store.settle = losing  # type: ignore[method-assign]
+        return lose
+
+    # An outcome may travel along with a claim as well.
+    for way in ("settle", "turn"):
+        setattr(worker._store, way, losing(getattr(worker._store, way)))
     job_id = await bench.enqueue("work")
     job = await bench.ended(job_id)
     await wait_until(lambda: not worker._keeper._held, 3)

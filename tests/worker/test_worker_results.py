@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -115,14 +116,18 @@ async def test_one_result_that_postgresql_refuses_spares_the_batch_it_travels_in
         return msgspec.Raw(b"{broken") if payload == 25 else payload
 
     worker = await bench.start(workers=50)
-    settle = worker._settler._store.settle
     batches: list[int] = []
 
-    async def counting(queue_id: int, outcomes: Any, /) -> Any:
-        batches.append(len(outcomes))
-        return await settle(queue_id, outcomes)
+    def counting(write: Callable[..., Any]) -> Callable[..., Any]:
+        async def count(queue_id: int, outcomes: Any, **rest: Any) -> Any:
+            batches.append(len(outcomes))
+            return await write(queue_id, outcomes, **rest)
 
-    worker._settler._store.settle = counting  # type: ignore[method-assign]
+        return count
+
+    # They may travel along with a claim as well.
+    for way in ("settle", "turn"):
+        setattr(worker._store, way, counting(getattr(worker._store, way)))
     ids = await bench.enqueue_many("give", list(range(50)))
     jobs = await bench.finished(*ids)
     assert {job.status for job in jobs} == {Status.COMPLETED}
