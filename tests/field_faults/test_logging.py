@@ -26,7 +26,16 @@ Breaking = Callable[[], AbstractContextManager[None]]
 
 
 @contextmanager
-def a_factory_with_our_fields() -> Iterator[None]:
+def _factory(make: Callable[..., logging.LogRecord]) -> Iterator[None]:
+    made = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(make)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(made)
+
+
+def a_factory_with_our_fields() -> AbstractContextManager[None]:
     """As a web framework's extension sets one up: the request's id in every record."""
     made = logging.getLogRecordFactory()
 
@@ -35,25 +44,14 @@ def a_factory_with_our_fields() -> Iterator[None]:
         record.request_id = record.job_id = record.reason = "of the application"
         return record
 
-    logging.setLogRecordFactory(make)
-    try:
-        yield
-    finally:
-        logging.setLogRecordFactory(made)
+    return _factory(make)
 
 
-@contextmanager
-def a_factory_that_raises() -> Iterator[None]:
-    made = logging.getLogRecordFactory()
-
+def a_factory_that_raises() -> AbstractContextManager[None]:
     def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
         raise LookupError("outside of a request")
 
-    logging.setLogRecordFactory(make)
-    try:
-        yield
-    finally:
-        logging.setLogRecordFactory(made)
+    return _factory(make)
 
 
 @contextmanager

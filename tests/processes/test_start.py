@@ -185,8 +185,8 @@ def test_hangup_that_was_ignored_from_the_start_stays_so(database_url: str, tmp_
 def test_process_that_cannot_end_is_ended() -> None:
     code = (
         "import threading, time\n"
-        "from fencepost.cli.processes.child import _end_within\n"
-        "_end_within(0.2)\n"
+        "from fencepost.cli.endings import end_within\n"
+        "end_within(0.2, 1)\n"
         "threading.Thread(target=time.sleep, args=(3600,)).start()\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=10, check=False).returncode == 1

@@ -1,4 +1,4 @@
-"""How a command ends when it can't do what was asked: one sentence, and an exit code that scripts can rely on."""
+"""How a command ends: in time; and when it can't do what was asked, with one sentence and an exit code to rely on."""
 
 from __future__ import annotations
 
@@ -31,18 +31,23 @@ LEFT_SECONDS = 5.0
 
 
 def leave(code: int) -> NoReturn:
-    """
-    End the process with *code*, in a few seconds at the latest.
+    """End the process with *code*, in a few seconds at the latest."""
+    end_within(LEFT_SECONDS, code)
+    sys.exit(code)
 
-    The interpreter waits for every thread of a thread pool. One that a handler had started may never end.
+
+def end_within(seconds: float, code: int) -> None:
+    """
+    End the process after so long, whatever still runs, unless it has ended by then.
+
+    A handler that blocks its loop, or a thread of some library that the interpreter waits for, would keep it for ever.
     """
 
     def end() -> None:
-        time.sleep(LEFT_SECONDS)
+        time.sleep(seconds)
         os._exit(code)
 
     threading.Thread(target=end, name="fencepost-end", daemon=True).start()
-    sys.exit(code)
 
 
 class Commands(click.Group):

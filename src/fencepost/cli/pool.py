@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from fencepost.app import Fencepost
 from fencepost.cli.processes.supervisor import Supervisor
@@ -82,10 +82,17 @@ def describe(settings: Settings) -> str:
 
 async def started(pool: Pool, stop: asyncio.Event) -> None:
     """Start the pool; a signal meanwhile gives that up, as far as it can be. Raises FencepostError."""
-    starting = asyncio.create_task(pool.start())
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
+    try:
+        await start_unless(pool, stopped)
+    finally:
+        stopped.cancel()
+
+
+async def start_unless(pool: Pool, *reasons: asyncio.Task[Any]) -> None:
+    """Start the pool; a reason not to, which is done meanwhile, gives that up. Raises FencepostError."""
+    starting = asyncio.create_task(pool.start())
+    await asyncio.wait([starting, *reasons], return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         await pool.stop_claiming()
     await starting

@@ -18,11 +18,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import msgspec
 
 from fencepost.cli.application import application
+from fencepost.cli.endings import end_within
+from fencepost.cli.pool import start_unless
 from fencepost.cli.processes import messages
 from fencepost.cli.processes.messages import Config, Drain, Order, StopClaiming
 from fencepost.cli.signals import StopSignals
@@ -138,7 +139,7 @@ class _Child:
         worker = WorkerThread(lambda: Worker(self._config.dsn, self._runtime, settings, self._tally))
         ordered = asyncio.create_task(self._obey(worker), name="fencepost-orders")
         signalled = asyncio.create_task(signals.stop.wait(), name="fencepost-signals")
-        await self._start(worker, ordered, signalled)
+        await start_unless(worker, ordered, signalled)
         self.say(messages.Ready())
         reporting = asyncio.create_task(self._report(worker), name="fencepost-reports")
         reasons: list[asyncio.Future[object]] = [ordered, signalled, worker.failed]  # type: ignore[list-item]
@@ -150,14 +151,6 @@ class _Child:
         await self._drain(worker, 0 if failed else timeout)
         reporting.cancel()
         return 1 if failed else 0
-
-    async def _start(self, worker: WorkerThread, *reasons: asyncio.Task[Any]) -> None:
-        """Start the worker; a reason to stop meanwhile gives that up. Raises FencepostError."""
-        starting = asyncio.create_task(worker.start(), name="fencepost-start")
-        await asyncio.wait([starting, *reasons], return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            await worker.stop_claiming()
-        await starting
 
     def say(self, report: messages.Report) -> None:
         """Tell the parent, if it is still there."""
@@ -203,7 +196,8 @@ class _Child:
 
     async def _drain(self, worker: WorkerThread, timeout_seconds: float) -> None:
         self._draining = True
-        _end_within(timeout_seconds + messages.LAST_SECONDS)
+        # The parent, which could kill it, may be gone.
+        end_within(timeout_seconds + messages.LAST_SECONDS, 1)
         log.info("stopping", extra={"running_jobs": worker.running})
         handlers_left = await worker.drain(timeout_seconds)
         self._count()
@@ -225,21 +219,6 @@ class _Child:
         counts = self._tally.take()
         if counts is not None:
             self.say(messages.Counted(counts))
-
-
-def _end_within(seconds: float) -> None:
-    """
-    End the process after so long, whatever still runs.
-
-    A handler that blocks its loop, or a thread of some library that the interpreter waits
-    for, would keep it for ever, and a parent that could kill it may be gone.
-    """
-
-    def end() -> None:
-        time.sleep(seconds)
-        os._exit(1)
-
-    threading.Thread(target=end, name="fencepost-end", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class WorkerProcess:
                 self._hear(msgspec.json.decode(text, type=Report))
         except ConnectionError:
             pass
-        except Exception as error:  # noqa: BLE001 - told below
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with what it says
             # Something in it writes where it mustn't. What can't be understood, or nests too deeply, or counts beyond
             # what a number can be, can't be led: it must not live on beside its successor.
             log.error("worker process speaks nonsense; killed", extra={"pid": self.pid, "reason": str(error)})

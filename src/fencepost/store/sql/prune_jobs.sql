@@ -47,7 +47,7 @@ expired as materialized (
      where fencepost.is_expired(l.status, l.finished_at, cast(:keep as jsonb))
 ),
 held_keys as materialized (
-    select k.key, k.job_id
+    select k.key
       from fencepost.idempotency_keys k
      where k.job_id = any (array (select e.id from expired e))
        and (
