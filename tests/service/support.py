@@ -47,8 +47,8 @@ class Service:
         self.said: list[str] = []
         self.logged: list[str] = []
         self._readers = [
-            threading.Thread(target=self._read, args=(self.process.stdout, self.logged)),
-            threading.Thread(target=self._read, args=(self.process.stderr, self.said)),
+            threading.Thread(target=self._read, args=(self.process.stdout, self.logged), daemon=True),
+            threading.Thread(target=self._read, args=(self.process.stderr, self.said), daemon=True),
         ]
         for reader in self._readers:
             reader.start()

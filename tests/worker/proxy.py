@@ -30,13 +30,13 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._finish: asyncio.Event | None = None
-        self._port = 0
+        self.port = 0
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._main(),), daemon=True)
         self._thread.start()
         assert self._started.wait(5)
         user = parts.username or ""
         password = f":{parts.password}" if parts.password else ""
-        self.url = urlunsplit(parts._replace(netloc=f"{user}{password}@127.0.0.1:{self._port}", query=""))
+        self.url = urlunsplit(parts._replace(netloc=f"{user}{password}@127.0.0.1:{self.port}", query=""))
 
     def cut(self) -> None:
         self._call(self._cut)
@@ -82,13 +82,15 @@ class Proxy:
     async def _main(self) -> None:
         self._finish = asyncio.Event()
         server = await asyncio.start_server(self._begin, "127.0.0.1", 0)
-        self._port = server.sockets[0].getsockname()[1]
+        self.port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._finish.wait()
-        server.close()
-        # Who was let in just now has a link in the next round.
-        for _ in range(2):
+        # No more are let in, and who was just now gets a link, before the server is closed: one that
+        # asyncio has accepted and not yet attached by then is dropped without being closed.
+        self._loop.remove_reader(server.sockets[0].fileno())
+        for _ in range(3):
             await asyncio.sleep(0)
+        server.close()
         self._cut()
         while self._links:
             await asyncio.wait(list(self._links))
