@@ -150,7 +150,7 @@ async def test_migrations_make_the_schema_that_fencepost_makes(
     ours, djangos = await asyncpg.connect(database_url), await asyncpg.connect(empty_url)
     try:
         if printed:
-            for number in ("0001", "0002", "0003"):
+            for number in ("0001", "0002", "0003", "0004"):
                 await djangos.execute(manage("sqlmigrate", "fencepost", number, DATABASE_URL=empty_url))
         else:
             manage("migrate", "fencepost", DATABASE_URL=empty_url)

@@ -11,6 +11,7 @@ import pytest
 from fencepost.domain.job import NewJob, Status, Unique, UniqueMode, UniqueUntil
 from fencepost.errors import KeyConflict
 from fencepost.store.database import Database
+from fencepost.store.enqueueing import decode_answer, encode_jobs
 from fencepost.store.hints import Hints
 from fencepost.store.jobs import Jobs
 from fencepost.store.queues import Queues
@@ -181,6 +182,40 @@ async def test_a_key_twice_in_one_request_for_different_jobs(jobs: Jobs, sql: Co
     with pytest.raises(KeyConflict):
         await jobs.enqueue([job(idempotency_key="a"), job(), job(idempotency_key="a", priority=1)])
     assert all(not rows for rows in (await contents(sql)).values())
+
+
+HELD = {**BASE, "unique": Unique(key="held")}
+"""A request that makes no job while another one has its unique key: its idempotency key is let go of again."""
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["of one caller", "of several"])
+@pytest.mark.parametrize("other", OTHERS)
+async def test_a_key_twice_for_different_requests_of_which_the_first_makes_no_job(
+    jobs: Jobs, sql: Connection, other: str, whole: bool
+) -> None:
+    """The second is not answered with what became of the first."""
+    holder = job(unique=HELD["unique"])
+    await jobs.enqueue([holder, job(queue="other")])
+    before = await contents(sql)
+    made = [job(**HELD), job(**{**HELD, **OTHERS[other]}), job(**HELD)]
+    if whole:
+        with pytest.raises(KeyConflict, match="'k' already made job"):
+            await jobs.enqueue(made)
+    else:
+        answer = await sql.fetchval("select fencepost.enqueue_jobs($1, false, false)", encode_jobs(made))
+        told = {one.place: (one.id, one.effect) for one in decode_answer(answer).differing}
+        skipped = (holder.id, "skipped")
+        assert told == {0: skipped, 1: (holder.id, "conflict"), 2: skipped}
+    assert await contents(sql) == before
+    [free] = await jobs.enqueue([job(**BASE)])
+    assert free.is_new, "the key stays free"
+
+
+async def test_a_key_twice_for_one_request_that_makes_no_job(jobs: Jobs) -> None:
+    holder = job(unique=HELD["unique"])
+    await jobs.enqueue([holder])
+    answers = await jobs.enqueue([job(**HELD), job(**{**HELD, "payload": SAME_PAYLOADS[0]})])
+    assert [(one.id, one.effect) for one in answers] == [(holder.id, "skipped")] * 2
 
 
 async def test_one_conflict_stores_nothing_of_a_bulk(jobs: Jobs, sql: Connection) -> None:

@@ -275,6 +275,26 @@ async def test_half_a_survey_drops_nothing(ground: Ground) -> None:
     assert await ground.history.left(kept) == set(kept)
 
 
+@pytest.mark.parametrize("rows", [10, 1000], ids=["half", "whole"])
+async def test_a_survey_for_other_times_drops_nothing_and_begins_anew(
+    ground: Ground, database: Database, rows: int
+) -> None:
+    """RETAIN_COMPLETED was raised between a survey and its drop: what was past its time then is not any more."""
+    made = await ground.history.ended(days=19, count=30)
+    await ground.watch()
+    survey = await ground.retention.survey(await ground.span(), rows=rows)
+    assert (survey.complete, survey.is_anew) == (rows == 1000, False)
+    longer = Retention(database, Keep(by_status={**KEEP.by_status, "completed": 25 * DAY_SECONDS}))
+    assert await longer.drop(await ground.span()) is None
+    assert await ground.history.left(made) == set(made)
+    survey = await longer.survey(await ground.span(), rows=1000)
+    assert (survey.looked, survey.survivors, survey.complete, survey.is_anew) == (30, 30, True, True)
+    assert await ground.sql.fetchval("select expired from fencepost.partitions order by starts_at limit 1") == 0
+    assert await ground.drop() is None, "this one wasn't made for the shorter times"
+    assert await longer.drop(await ground.span()) == (0, 30)
+    assert await ground.history.left(made) == set(made)
+
+
 @pytest.mark.parametrize("what", ["jobs", "bytes"])
 async def test_a_range_with_too_much_to_move_stays(ground: Ground, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "MOVED_JOBS", 2 if what == "jobs" else 100)
@@ -442,6 +462,8 @@ async def test_a_transaction_that_reads_history_makes_it_give_up_quickly(ground:
 
 async def test_a_step_that_meets_another_process_leaves_it_to_that_one(ground: Ground) -> None:
     [gone] = await ground.history.ended(days=19, key="k")
+    await ground.watch()
+    await ground.survey()
     other = await connect(ground.url)
     transaction = other.transaction()
     await transaction.start()

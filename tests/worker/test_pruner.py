@@ -21,7 +21,7 @@ from fencepost.errors import DatabaseUnavailable, JobNotFound, WrongStatus
 from fencepost.store import retention as steps
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.jobs import Jobs
-from fencepost.store.retention import Keep, Retention
+from fencepost.store.retention import Keep, Retention, Span, Survey
 from fencepost.store.workers import WorkerStore
 from fencepost.telemetry.events import Events
 from fencepost.telemetry.pulses import unwatched
@@ -248,6 +248,33 @@ async def test_a_run_that_meets_another_leaves(database: Database, history: Hist
     assert await history.left([made]) == {made}
     await transaction.rollback()
     await other.close()
+
+
+async def test_a_survey_that_another_with_other_times_begins_anew_is_left_to_that_one(
+    database: Database, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While settings are being rolled out. Each would undo every step of the other, for ever."""
+    monkeypatch.setattr(pruner, "SURVEYED_ROWS", 10)
+    await history.range(days=20)
+    made = await history.ended(days=19, count=30)
+    longer = Retention(database, Keep(by_status={**KEEP.by_status, "completed": 25 * DAY}))
+    others = 0
+
+    class Met(Retention):
+        async def survey(self, span: Span, *, rows: int) -> Survey:
+            nonlocal others
+            survey = await super().survey(span, rows=rows)
+            if others < 5:
+                others += 1
+                await longer.survey(span, rows=10)
+            return survey
+
+    run = Pruner(Met(database, KEEP), events=Events(), rest=0)
+    assert await run.run() == Report(interrupted=True)
+    assert others == 2, "it noticed at its second step"
+    assert await history.left(made) == set(made)
+    # What the other one noted goes to the default partitions: rather too much than too little.
+    assert await make(database).run() == Report(jobs=30, ranges=1, moved=10)
 
 
 async def test_nothing_set_nothing_done(database: Database, history: History) -> None:

@@ -120,6 +120,8 @@ class Survey(msgspec.Struct, frozen=True):
     survivors: int
     """How many jobs must be kept, as far as it is known; counting stops a little above `MOVED_JOBS`."""
     complete: bool
+    is_anew: bool
+    """It began again just now: what there was of it had been made for other times."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -170,13 +172,17 @@ class Retention:
         _turn(await self._database.fetch("watch_range", starts_at=span.starts_at))
 
     async def survey(self, span: Span, *, rows: int) -> Survey:
-        """Look at the next *rows* finished jobs of a watched range, and note those that must be kept."""
+        """
+        Look at the next *rows* finished jobs of a watched range, and note those that must be kept.
+
+        A survey that was made for other times than `keep` begins anew.
+        """
         row = _turn(
             await self._database.fetch(
                 "survey_range", starts_at=span.starts_at, keep=self._times, max_rows=rows, most_jobs=MOVED_JOBS
             )
         )
-        return Survey(row["looked"], row["survivors"], row["complete"])
+        return Survey(row["looked"], row["survivors"], row["complete"], row["is_anew"])
 
     async def leave(self, span: Span) -> None:
         """Note that *span* was gone through with `remove_jobs`; its next survey begins anew. Nothing for a gap."""
@@ -187,14 +193,18 @@ class Retention:
         Drop a surveyed range; returns how many jobs went and how many were moved.
 
         None when too many would have to be moved, or when another process has begun its
-        survey anew. Raises DatabaseUnavailable when its locks aren't to be had.
+        survey anew, for other times perhaps. Raises DatabaseUnavailable when its locks
+        aren't to be had.
         """
-        [row] = await self._database.fetch(
-            "drop_range", starts_at=span.starts_at, most_jobs=MOVED_JOBS, most_bytes=MOVED_BYTES
+        rows = await self._database.fetch(
+            "drop_range", starts_at=span.starts_at, keep=self._times, most_jobs=MOVED_JOBS, most_bytes=MOVED_BYTES
         )
-        if row["outcome"] == "busy":
-            raise NotOurTurn
-        return (row["removed"], row["moved"]) if row["outcome"] == "dropped" else None
+        for row in rows:
+            if row["outcome"] == "busy":
+                raise NotOurTurn
+            if row["outcome"] == "dropped":
+                return row["removed"], row["moved"]
+        return None
 
     async def remove_jobs(self, *, after: UUID, before: UUID, rows: int) -> Step:
         """Remove what is past its time among the next *rows* finished jobs of a range."""
