@@ -210,6 +210,10 @@ def test_keys_of_unique_rules() -> None:
         UniqueBy("a", lambda found: found)
     with pytest.raises(InvalidJob, match="unique: can't be made of object"):
         UniqueBy(lambda found: object()).unique({})
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(InvalidJob, match="unique: can't be made of list: it is nested too deep, or contains itself"):
+        UniqueBy(lambda found: endless).unique({})
 
 
 @pytest.mark.slow

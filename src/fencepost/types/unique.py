@@ -104,8 +104,9 @@ def unique_rule(unique: Unique) -> Unique:
 def _key(value: Any) -> str:
     try:
         text = value if isinstance(value, str) else _encoder.encode(value).decode()
-    except (TypeError, ValueError) as error:
-        raise InvalidJob(f"can't be made of {type(value).__name__}: {error}", field="unique") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        why = "it is nested too deep, or contains itself" if isinstance(error, RecursionError) else error
+        raise InvalidJob(f"can't be made of {type(value).__name__}: {why}", field="unique") from None
     storable = text.isprintable() and len(text.encode(errors="replace")) <= _PLAIN_BYTES and text
     if storable:
         return text
