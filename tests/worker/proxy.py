@@ -15,7 +15,8 @@ class Proxy:
     Passes bytes between a local port and a PostgreSQL. Runs in a thread of its own.
 
     `cut` closes what is open and refuses what comes; `swallow` keeps everything open and
-    passes nothing on, as a firewall does that forgot a connection; `restore` undoes both.
+    passes nothing on, as a firewall does that is stuck; `forget` does so to what is open, and lets new
+    ones through; `restore` undoes the first two.
     """
 
     def __init__(self, url: str) -> None:
@@ -43,6 +44,9 @@ class Proxy:
 
     def swallow(self) -> None:
         self._call(self._passes.clear)
+
+    def forget(self) -> None:
+        self._call(self._forget)
 
     def restore(self) -> None:
         """Let new connections through; those that went silent are gone for good."""
@@ -72,6 +76,11 @@ class Proxy:
         self._refuses = True
         for link in self._links:
             link.cancel()
+
+    def _forget(self) -> None:
+        self._passes.clear()
+        self._passes = asyncio.Event()
+        self._passes.set()
 
     def _restore(self) -> None:
         for link in self._links:
@@ -110,15 +119,16 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream: asyncio.StreamWriter | None = None
+        passes = self._passes
         try:
             if self._refuses:
                 return
-            await self._passes.wait()
+            await passes.wait()
             if self._socket_path:
                 other, upstream = await asyncio.open_unix_connection(self._socket_path)
             else:
                 other, upstream = await asyncio.open_connection(*self._target)
-            both = [self._pass(reader, upstream), self._pass(other, writer)]
+            both = [self._pass(reader, upstream, passes), self._pass(other, writer, passes)]
             tasks = [asyncio.ensure_future(one) for one in both]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -132,10 +142,10 @@ class Proxy:
             if upstream is not None:
                 _abort(upstream)
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passes: asyncio.Event) -> None:
         with suppress(OSError):
             while data := await reader.read(65536):
-                await self._passes.wait()
+                await passes.wait()
                 writer.write(data)
                 await writer.drain()
 

@@ -14,8 +14,10 @@ import pytest
 from fencepost.domain.context import Context
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Ending
+from fencepost.settings.pooler import Pooler
 from fencepost.store import database as database_module
 from fencepost.worker import executor as executor_module
+from fencepost.worker import settler as settler_module
 from fencepost.worker import tasks as tasks_module
 from fencepost.worker import worker as worker_module
 
@@ -316,6 +318,39 @@ async def test_a_drain_ends_in_time_while_the_database_is_down(
     # statements that hang are cancelled, and the pool gives up on what it still has after 5.
     assert took < (2.5 if how == "refused" else 9)
     assert await bench.statuses(ids) == {"processing": 3}, "left to their leases"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooler", [Pooler.NONE, Pooler.TRANSACTION])
+async def test_outcomes_are_written_although_the_connections_have_gone_silent(
+    bench: Bench, proxy: Proxy, short_grace: None, monkeypatch: pytest.MonkeyPatch, pooler: Pooler
+) -> None:
+    """
+    A firewall has forgotten them, and new ones pass. The last claim is in one of them, perhaps with an outcome.
+
+    In transaction mode every statement takes one of the pool's.
+    """
+    monkeypatch.setattr(settler_module, "SILENT_SECONDS", 1.0)
+    release = asyncio.Event()
+
+    @bench.job("work", payload=str)
+    async def work(context: Context, payload: str) -> str:
+        await release.wait()
+        return payload
+
+    ids = await bench.enqueue_many("work", ["a", "b", "c"])
+    # One slot is left, so that a poll is always under way or about to be.
+    worker = await bench.start(dsn=proxy.url, workers=4, poll_interval_seconds=0.02, database_pooler=pooler)
+    await wait_until(lambda: worker.running == 3, 3)
+    proxy.forget()
+    release.set()
+    left, took = await drained(worker, 5)
+    assert left == 0
+    assert took < worker_module.OUTCOME_SECONDS
+    assert await bench.statuses(ids) == {"completed": 3}
+    assert [(job.attempts, bytes(job.result or b"")) for job in [await bench.get(one) for one in ids]] == [
+        (1, b'"a"'), (1, b'"b"'), (1, b'"c"'),
+    ]  # fmt: skip
 
 
 async def test_draining_twice_is_the_same_as_once(bench: Bench) -> None:

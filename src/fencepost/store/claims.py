@@ -11,7 +11,7 @@ import msgspec
 
 from fencepost.domain.job import Lease, Status
 from fencepost.logger import get_logger
-from fencepost.store.database import Row
+from fencepost.store.querying import Row
 
 log = get_logger("fencepost.store")
 

@@ -1,7 +1,7 @@
 """
 The seam to the driver.
 
-Everything that knows asyncpg is here (and in `connecting.py`, `sessions.py`, `listener.py`, `migrate.py`,
+Everything that knows asyncpg is here (and in `connecting.py`, `sessions.py`, `querying.py`, `listener.py`, `migrate.py`,
 `pooling.py` and `failures.py`): the pool, and the statements that go through it.
 """
 
@@ -21,9 +21,8 @@ from fencepost.store.connecting import connect
 from fencepost.store.failures import UNAVAILABLE, is_broken, prepared, reaching, translated
 from fencepost.store.lines import Lines
 from fencepost.store.patience import Patience
+from fencepost.store.querying import Row, Separately, Session
 from fencepost.store.sessions import PATIENCE_SECONDS, SESSION, Sessions, taken
-
-Row = Mapping[str, Any]
 
 ACQUIRE_SECONDS = 5.0
 """Longest wait for a free connection; after that the caller is told, rather than queued for ever."""
@@ -54,37 +53,6 @@ class Connection(Querier, Protocol):
     async def execute(self, sql: str, *arguments: object) -> None:
         """Run SQL text; with *arguments* for `$1`, `$2`, … it is prepared once and kept."""
         ...
-
-
-class _Session:
-    def __init__(self, connection: Any, schema: str) -> None:
-        self._connection = connection
-        self._schema = schema
-
-    async def fetch(self, name: str, /, **values: object) -> list[Row]:
-        statement = statements.load(name, self._schema)
-        with prepared(self._schema):
-            rows: list[Row] = await self._connection.fetch(statement.text, *statement.arguments(values))
-        return rows
-
-    async def execute(self, sql: str, *arguments: object) -> None:
-        await self._connection.execute(sql, *arguments)
-
-
-class _Separately(_Session):
-    """The same where no session is ours: every statement in a transaction of its own."""
-
-    def __init__(self, connection: Any, database: Database) -> None:
-        super().__init__(connection, database.schema)
-        self._database = database
-
-    async def fetch(self, name: str, /, **values: object) -> list[Row]:
-        async with self._database.begun(self._connection):
-            return await super().fetch(name, **values)
-
-    async def execute(self, sql: str, *arguments: object) -> None:
-        async with self._database.begun(self._connection):
-            await super().execute(sql, *arguments)
 
 
 class Database:
@@ -202,6 +170,18 @@ class Database:
             raise
         self._pool = pool
 
+    async def reopen(self) -> None:
+        """
+        Give up every connection, whatever it is doing, and connect anew: those there are have gone silent.
+
+        Who waits in one hears of an outage. Raises as `open` does.
+        """
+        pool, self._pool = self._pool, None
+        self._lines.cut()
+        if pool is not None:
+            pool.terminate()
+        await self.open()
+
     async def connect(
         self, session: Mapping[str, str] | None = None, *, command_timeout: float | None = PATIENCE_SECONDS
     ) -> Any:
@@ -250,7 +230,7 @@ class Database:
     async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Querier]:
         """Several statements in one transaction; with *snapshot*, all reading the same state."""
         async with self._acquire() as connection, self.begun(connection, snapshot=snapshot):
-            yield _Session(connection, self.schema)
+            yield Session(connection, self.schema)
 
     def begun(
         self, connection: Any, *, snapshot: bool = False, session: Mapping[str, str] | None = None
@@ -263,9 +243,9 @@ class Database:
         """One connection, where every statement commits by itself; end what you begin before giving it back."""
         async with self._acquire() as connection:
             if self.pooler is Pooler.TRANSACTION:
-                yield _Separately(connection, self)
+                yield Separately(connection, self.schema, self.begun)
             else:
-                yield _Session(connection, self.schema)
+                yield Session(connection, self.schema)
 
     async def execute(self, sql: str) -> None:
         """Run SQL text of ours that isn't a hot statement: `select 1`, a migration's step in tests."""

@@ -19,8 +19,9 @@ from uuid import UUID
 
 from fencepost.errors import DatabaseUnavailable
 from fencepost.logger import get_logger
-from fencepost.store.database import Database, Row
+from fencepost.store.database import Database
 from fencepost.store.failures import no_room_for_hints
+from fencepost.store.querying import Row
 
 log = get_logger("fencepost.hints")
 

@@ -23,7 +23,7 @@ import msgspec
 
 from fencepost.domain.job import Attempt, Job, NewJob, Status
 from fencepost.errors import DatabaseUnavailable, DuplicateJob, JobNotFound, PrivilegeMissing, WrongStatus
-from fencepost.store.database import Database, Row
+from fencepost.store.database import Database
 from fencepost.store.enqueueing import (
     Answer,
     Differing,
@@ -42,6 +42,7 @@ from fencepost.store.failures import deadlocked, waited_too_long
 from fencepost.store.hints import Hint, Hints, due_hint
 from fencepost.store.holding import Contended
 from fencepost.store.merging import Merger
+from fencepost.store.querying import Row
 from fencepost.store.queues import Queues
 
 RACE_ROUNDS = 5

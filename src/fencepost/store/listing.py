@@ -12,8 +12,9 @@ from fencepost.domain.fields import check_queue, check_tags
 from fencepost.domain.ids import first_id_at
 from fencepost.domain.job import Job, Status
 from fencepost.errors import InvalidJob, QueueNotFound
-from fencepost.store.database import Database, Querier, Row
+from fencepost.store.database import Database, Querier
 from fencepost.store.jobs import job_of_row
+from fencepost.store.querying import Row
 from fencepost.store.queues import Queues
 
 SCAN_ROWS = 5_000

@@ -21,7 +21,8 @@ import msgspec
 
 from fencepost.domain.job import Status
 from fencepost.settings import Settings
-from fencepost.store.database import Database, Row
+from fencepost.store.database import Database
+from fencepost.store.querying import Row
 
 MOVED_JOBS = 1000
 MOVED_BYTES = 8 << 20

@@ -12,12 +12,14 @@ statement whose answer was lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Protocol
 
 from fencepost.domain.backoff import pause_after
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
+from fencepost.errors import DatabaseUnavailable
 from fencepost.logger import get_logger
 from fencepost.store.failures import for_operator, is_of_the_value, is_outage, is_the_servers, waited_too_long
 from fencepost.telemetry.pulses import Pulse, unwatched
@@ -31,6 +33,8 @@ BATCH_BYTES = 16 << 20
 """About how much of results goes along in one statement; PostgreSQL's own limit is at 256 MB."""
 MOST_UNWRITTEN = 10 * BATCH
 """With more than that nothing is claimed: their jobs could end no better."""
+SILENT_SECONDS = 4.0
+"""How long a worker that stops waits for answers before it makes new connections."""
 _LONGEST_PAUSE_SECONDS = 2.0
 
 Ended = tuple[Attempt, Outcome]
@@ -191,6 +195,22 @@ class Settler:
     async def flush(self) -> None:
         """Wait until everything handed over so far is written. Bound it with a timeout."""
         await self._idle.wait()
+
+    async def finish(self, reconnect: Callable[[], Awaitable[None]]) -> None:
+        """
+        `flush`, of a worker that stops and can't wait for connections that have gone silent.
+
+        After `SILENT_SECONDS` *reconnect* makes new ones; it is asked again while it raises DatabaseUnavailable.
+        """
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.flush(), SILENT_SECONDS)
+            return
+        while True:
+            with suppress(DatabaseUnavailable):
+                await reconnect()
+                break
+            await asyncio.sleep(0.5)
+        await self.flush()
 
     async def stop(self) -> None:
         """Give up what is written apart; what `run` does ends with it."""

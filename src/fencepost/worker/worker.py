@@ -217,7 +217,7 @@ class Worker:
             self._executor.abandon(attempt)
         if self._settling is not None and not self._settling.done():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._settler.flush(), OUTCOME_SECONDS)
+                await asyncio.wait_for(self._settler.finish(self._database.reopen), OUTCOME_SECONDS)
         await self._executor.close()
         await self._lifespan.close()
         await self._close()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fencepost.store.database import Row
 from fencepost.store.doctor.findings import Finding, duration, error, named, signalling, warning
 from fencepost.store.doctor.patient import Patient
+from fencepost.store.querying import Row
 
 
 async def locks(patient: Patient) -> list[Finding]:

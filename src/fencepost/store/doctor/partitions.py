@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fencepost.store.database import Row
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
 from fencepost.store.doctor.patient import Patient
 from fencepost.store.doctor.schema import MIGRATE
+from fencepost.store.querying import Row
 from fencepost.store.statements import quote_schema
 
 MOST_DEFAULT_ROWS = 1001

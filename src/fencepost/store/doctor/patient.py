@@ -11,9 +11,9 @@ import asyncpg
 from fencepost.settings import Settings
 from fencepost.store import pooling, statements
 from fencepost.store.connecting import connect
-from fencepost.store.database import Row
 from fencepost.store.doctor.findings import Limits
 from fencepost.store.failures import Unreachable, reaching, translated
+from fencepost.store.querying import Row
 
 STATEMENT_SECONDS = 15.0
 """What a check's statement may take. The audit's have what is left of its own time."""

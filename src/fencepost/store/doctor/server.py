@@ -6,12 +6,12 @@ import time
 
 from fencepost.errors import FencepostError
 from fencepost.settings import CONNECTIONS_OF_A_WORKER
-from fencepost.store.database import Row
 from fencepost.store.doctor import overrides
 from fencepost.store.doctor.findings import Finding, duration, error, named, warning
 from fencepost.store.doctor.patient import Patient
 from fencepost.store.grants import quote_role
 from fencepost.store.migrate import LOWEST_SERVER
+from fencepost.store.querying import Row
 from fencepost.store.statements import quote_schema
 
 CLOCK_ROUNDS = 5
