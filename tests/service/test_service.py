@@ -256,7 +256,7 @@ def test_job_that_kills_its_process_runs_out_of_attempts(database_url: str, tmp_
         for _ in range(2):
             worker = Service("deadly:app", **common)
             workers.callback(worker.kill)
-            assert worker.wait() == -signal.SIGKILL
+            assert worker.wait(60) == -signal.SIGKILL
         with Service("deadly:app", **common):
             job = api.wait_for(deadly, "dead_letter")
             assert job["attempts"] == 2

@@ -252,6 +252,54 @@ async def test_a_closed_pool_says_so(database_url: str) -> None:
         await database.fetch("audit")
 
 
+@pytest.mark.direct  # A pooler keeps its connections to the server.
+@pytest.mark.parametrize("lines", [0, 2])
+async def test_reopened_it_has_new_connections_and_the_old_ones_are_gone(
+    database_url: str, sql: Connection, lines: int
+) -> None:
+    """Also when it is reopened twice at once, or closed meanwhile."""
+    database = Database(database_url, connections=5, lines=lines, session={"application_name": "reopened"})
+
+    async def active() -> dict[int, bool]:
+        rows = await sql.fetch(
+            "select pid, state = 'active' as works from pg_stat_activity "
+            "where datname = current_database() and application_name = 'reopened'"
+        )
+        return {row["pid"]: row["works"] for row in rows}
+
+    async def works() -> bool:
+        return any((await active()).values())
+
+    async def old_are_gone() -> bool:
+        return not old.keys() & (await active()).keys()
+
+    async def all_are_gone() -> bool:
+        return not await active()
+
+    await database.open()
+    await database.fetch("audit")
+    waiting = asyncio.create_task(database.execute("select pg_sleep(30)"))
+    await until(works)
+    old = await active()
+    await asyncio.gather(database.reopen(), database.reopen())
+    with pytest.raises(DatabaseUnavailable):
+        await waiting
+    for pid in [pid for pid, is_working in old.items() if is_working]:
+        # It sleeps on, as a server does that has not heard that its client is gone.
+        await sql.execute("select pg_terminate_backend($1)", pid)
+    await until(old_are_gone)
+    await database.fetch("audit")
+    old = await active()
+    assert old
+    reopening = asyncio.create_task(database.reopen())
+    await asyncio.sleep(0)
+    await database.close()
+    await reopening
+    await until(all_are_gone)
+    with pytest.raises(DatabaseUnavailable, match="not open"):
+        await database.fetch("audit")
+
+
 async def test_a_wrong_statement_is_no_outage(database: Database) -> None:
     with pytest.raises(asyncpg.UndefinedTableError):
         await database.execute("select * from fencepost.nothing")

@@ -193,22 +193,44 @@ HELD = {**BASE, "unique": Unique(key="held")}
 async def test_a_key_twice_for_different_requests_of_which_the_first_makes_no_job(
     jobs: Jobs, sql: Connection, other: str, whole: bool
 ) -> None:
-    """The second is not answered with what became of the first."""
+    """
+    The second is not answered with what became of the first.
+
+    One caller with both is told so; of several, the second asks again alone, and gets its job.
+    """
     holder = job(unique=HELD["unique"])
     await jobs.enqueue([holder, job(queue="other")])
     before = await contents(sql)
     made = [job(**HELD), job(**{**HELD, **OTHERS[other]}), job(**HELD)]
     if whole:
-        with pytest.raises(KeyConflict, match="'k' already made job"):
+        with pytest.raises(KeyConflict, match="'k' is that of two different requests of this call; use one for each"):
             await jobs.enqueue(made)
     else:
         answer = await sql.fetchval("select fencepost.enqueue_jobs($1, false, false)", encode_jobs(made))
         told = {one.place: (one.id, one.effect) for one in decode_answer(answer).differing}
         skipped = (holder.id, "skipped")
-        assert told == {0: skipped, 1: (holder.id, "conflict"), 2: skipped}
+        assert told == {0: skipped, 1: (None, "key_gone"), 2: skipped}
     assert await contents(sql) == before
     [free] = await jobs.enqueue([job(**BASE)])
     assert free.is_new, "the key stays free"
+
+
+async def test_callers_with_one_key_of_whom_the_first_makes_no_job(jobs: Jobs) -> None:
+    """Whether they share a statement or not, and whoever comes first: the one that can be stored is."""
+    holder = job(unique=HELD["unique"])
+    await jobs.enqueue([holder])
+    for number in range(20):
+        first, second = job(**{**HELD, "idempotency_key": f"k{number}"}), job(idempotency_key=f"k{number}")
+        async with asyncio.timeout(10):
+            _, one, two = await asyncio.gather(
+                *(jobs.enqueue([asked]) for asked in (job(**BASE), first, second)), return_exceptions=True
+            )
+        assert isinstance(two, list)
+        assert (two[0].id, two[0].effect) == (second.id, "created")
+        if isinstance(one, list):
+            assert (one[0].id, one[0].effect) == (holder.id, "skipped")
+        else:
+            assert isinstance(one, KeyConflict)
 
 
 async def test_a_key_twice_for_one_request_that_makes_no_job(jobs: Jobs) -> None:

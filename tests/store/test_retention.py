@@ -27,7 +27,7 @@ from fencepost.store import statements
 from fencepost.store.database import HOT_SESSION, Database
 from fencepost.store.jobs import Jobs
 from fencepost.store.migrate import prepare
-from fencepost.store.retention import FIRST_ID, LAST_ID, Keep, NotOurTurn, Retention, Span
+from fencepost.store.retention import FIRST_ID, LAST_ID, Keep, NotOurTurn, Retention, Span, Survey
 from fencepost.store.sessions import SESSION
 from fencepost.store.workers import WorkerStore
 from tests.patience import limit
@@ -261,9 +261,11 @@ async def test_a_survey_is_gone_on_with_by_whoever_comes(ground: Ground, databas
 async def test_half_a_survey_drops_nothing(ground: Ground) -> None:
     kept = await ground.history.ended(days=19, ended=1)
     await ground.history.ended(days=18, count=10)
-    assert await ground.drop() is None, "not watched"
+    with pytest.raises(NotOurTurn):
+        await ground.drop()
     await ground.watch()
-    assert await ground.drop() is None, "not looked at"
+    with pytest.raises(NotOurTurn):
+        await ground.drop()
     await ground.retention.survey(await ground.span(), rows=5)
     assert await ground.drop() is None, "half"
     await ground.survey()
@@ -283,14 +285,15 @@ async def test_a_survey_for_other_times_drops_nothing_and_begins_anew(
     made = await ground.history.ended(days=19, count=30)
     await ground.watch()
     survey = await ground.retention.survey(await ground.span(), rows=rows)
-    assert (survey.complete, survey.is_anew) == (rows == 1000, False)
+    assert survey.complete is (rows == 1000)
     longer = Retention(database, Keep(by_status={**KEEP.by_status, "completed": 25 * DAY_SECONDS}))
-    assert await longer.drop(await ground.span()) is None
+    with pytest.raises(NotOurTurn):
+        await longer.drop(await ground.span())
     assert await ground.history.left(made) == set(made)
-    survey = await longer.survey(await ground.span(), rows=1000)
-    assert (survey.looked, survey.survivors, survey.complete, survey.is_anew) == (30, 30, True, True)
+    assert await longer.survey(await ground.span(), rows=1000) == Survey(looked=30, survivors=30, complete=True)
     assert await ground.sql.fetchval("select expired from fencepost.partitions order by starts_at limit 1") == 0
-    assert await ground.drop() is None, "this one wasn't made for the shorter times"
+    with pytest.raises(NotOurTurn):
+        await ground.drop()
     assert await longer.drop(await ground.span()) == (0, 30)
     assert await ground.history.left(made) == set(made)
 
@@ -652,7 +655,7 @@ async def test_nothing_is_read_but_the_rows_asked_for(ground: Ground) -> None:
         "prune_jobs": {"after": span.low, "before": span.high, "keep": keep, "key_seconds": None, "max_rows": 50},
         "prune_keys": {"after": span.low, "before": span.high, "key_seconds": 5.0, "max_rows": 50},
         "count_expired": {"after": span.low, "before": span.high, "keep": keep, "max_rows": 50},
-        "survey_range": {"starts_at": span.starts_at, "keep": keep, "max_rows": 50, "most_jobs": 50},
+        "survey_range": {"starts_at": span.starts_at, "keep": keep, "begun": False, "max_rows": 50, "most_jobs": 50},
     }
     await ground.watch()
     connection = await connect(ground.url, **SESSION)

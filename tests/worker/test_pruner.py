@@ -253,28 +253,44 @@ async def test_a_run_that_meets_another_leaves(database: Database, history: Hist
 async def test_a_survey_that_another_with_other_times_begins_anew_is_left_to_that_one(
     database: Database, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While settings are being rolled out. Each would undo every step of the other, for ever."""
+    """
+    While settings are being rolled out. Each would undo every step of the other, for ever.
+
+    one with the shorter times          one with the longer ones
+    surveys some
+                                        begins anew
+    finds that, and leaves the run
+                                        surveys the rest, and decides
+    """
     monkeypatch.setattr(pruner, "SURVEYED_ROWS", 10)
     await history.range(days=20)
     made = await history.ended(days=19, count=30)
-    longer = Retention(database, Keep(by_status={**KEEP.by_status, "completed": 25 * DAY}))
-    others = 0
+    shorter, longer = ({**KEEP.by_status, "completed": days * DAY} for days in (7, 10))
+    met, left = asyncio.Event(), asyncio.Event()
 
-    class Met(Retention):
-        async def survey(self, span: Span, *, rows: int) -> Survey:
-            nonlocal others
-            survey = await super().survey(span, rows=rows)
-            if others < 5:
-                others += 1
-                await longer.survey(span, rows=10)
-            return survey
+    class First(Retention):
+        async def survey(self, span: Span, *, rows: int, begun: bool = False) -> Survey:
+            if begun:
+                met.set()
+                await left.wait()
+            return await super().survey(span, rows=rows, begun=begun)
 
-    run = Pruner(Met(database, KEEP), events=Events(), rest=0)
-    assert await run.run() == Report(interrupted=True)
-    assert others == 2, "it noticed at its second step"
-    assert await history.left(made) == set(made)
-    # What the other one noted goes to the default partitions: rather too much than too little.
-    assert await make(database).run() == Report(jobs=30, ranges=1, moved=10)
+    class Second(Retention):
+        async def survey(self, span: Span, *, rows: int, begun: bool = False) -> Survey:
+            if begun:
+                left.set()
+                await first
+            return await super().survey(span, rows=rows, begun=begun)
+
+    def run(retention: Retention) -> asyncio.Task[Report]:
+        return asyncio.get_running_loop().create_task(Pruner(retention, events=Events(), rest=0).run())
+
+    first = run(First(database, Keep(by_status=shorter)))
+    async with asyncio.timeout(20):
+        await met.wait()
+        assert await run(Second(database, Keep(by_status=longer))) == Report(jobs=30, ranges=1)
+    assert await first == Report(interrupted=True)
+    assert await history.left(made) == set()
 
 
 async def test_nothing_set_nothing_done(database: Database, history: History) -> None:

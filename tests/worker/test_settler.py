@@ -12,8 +12,9 @@ import pytest
 from fencepost.domain import outcome as outcomes
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
-from fencepost.errors import DatabaseUnavailable, PrivilegeMissing, SchemaMismatch
+from fencepost.errors import DatabaseUnavailable, InvalidSettings, PrivilegeMissing, SchemaMismatch
 from fencepost.worker import apart
+from fencepost.worker import settler as settler_module
 from fencepost.worker.attempt import Attempt
 from fencepost.worker.settler import BATCH, BATCH_BYTES, Settler
 
@@ -34,11 +35,13 @@ class Store:
         self.refuse: Callable[[list[Outcome]], BaseException | None] = lambda batch: None
         self.lost: set[UUID] = set()
         self.gate: asyncio.Event | None = None
+        self.seconds = 0.0
 
     async def settle(self, queue_id: int, batch: list[Outcome], /) -> list[Status | None]:
         self.calls.append((queue_id, list(batch)))
         if self.gate is not None:
             await self.gate.wait()
+        await asyncio.sleep(self.seconds)
         error = self.refuse(batch)
         if error is not None:
             raise error
@@ -99,6 +102,32 @@ async def test_outcomes_that_gather_during_a_write_go_together() -> None:
         assert [len(batch) for _, batch in at.store.calls] == [1, BATCH, 20]
         assert [outcome for outcome, _ in at.reports] == [first, *others]
         assert {status for _, status in at.reports} == {Status.COMPLETED}
+
+
+async def test_a_stop_asks_for_new_connections_only_where_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it takes, and whatever goes wrong with that; but not beside writes that get on, slowly."""
+    monkeypatch.setattr(settler_module, "SILENT_SECONDS", 0.3)
+    asked = 0
+
+    async def reconnect() -> None:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise InvalidSettings("the password was changed") if asked == 1 else OSError("nobody there")
+        at.store.gate = None
+        gate.set()
+
+    async with settling() as at:
+        at.store.gate = gate = asyncio.Event()
+        stuck = [at.put(), at.put()]
+        await within(10, at.settler.finish(reconnect))
+        assert asked == 3
+        assert [outcome for outcome, _ in at.reports] == stuck
+        at.store.seconds = 0.1
+        slow = [at.put(queue_id=number) for number in range(8)]
+        await within(10, at.settler.finish(reconnect))
+        assert asked == 3
+        assert [outcome for outcome, _ in at.reports] == stuck + slow
 
 
 async def test_a_busy_queue_does_not_hold_up_another() -> None:

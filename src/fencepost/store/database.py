@@ -1,8 +1,8 @@
 """
 The seam to the driver.
 
-Everything that knows asyncpg is here (and in `connecting.py`, `sessions.py`, `querying.py`, `listener.py`, `migrate.py`,
-`pooling.py` and `failures.py`): the pool, and the statements that go through it.
+Everything that knows asyncpg is here (and in `connecting.py`, `sessions.py`, `querying.py`, `listener.py`,
+`migrate.py`, `pooling.py` and `failures.py`): the pool, and the statements that go through it.
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ class Database:
         that isn't one, a role or a database that the server doesn't know.
         """
         with pooling.explained(), translated(), reaching():
-            await self._open()
+            self._pool = await self._make_pool()
 
-    async def _open(self) -> None:
+    async def _make_pool(self) -> Any:
         pool = await asyncpg.create_pool(
             self.dsn,
             # A floor is restored by the driver itself, which logs a trace at each try while the database is away.
@@ -168,7 +168,7 @@ class Database:
         except BaseException:
             pool.terminate()
             raise
-        self._pool = pool
+        return pool
 
     async def reopen(self) -> None:
         """
@@ -176,11 +176,17 @@ class Database:
 
         Who waits in one hears of an outage. Raises as `open` does.
         """
-        pool, self._pool = self._pool, None
+        old = self._pool
         self._lines.cut()
-        if pool is not None:
-            pool.terminate()
-        await self.open()
+        if old is not None:
+            old.terminate()
+        with pooling.explained(), translated(), reaching():
+            new = await self._make_pool()
+        if self._pool is old:
+            self._pool = new
+        else:
+            # Closed meanwhile, or reopened.
+            new.terminate()
 
     async def connect(
         self, session: Mapping[str, str] | None = None, *, command_timeout: float | None = PATIENCE_SECONDS

@@ -118,7 +118,11 @@ class Differing(msgspec.Struct, frozen=True):
 
     @property
     def key_gone(self) -> bool:
-        """Whether the idempotency key stood in the way and then wasn't there: retention removed it in between."""
+        """
+        Whether the idempotency key stood in the way and then wasn't there.
+
+        Retention removed it in between; or the request that took it, in the same statement, made no job.
+        """
         return self.effect == "key_gone"
 
     @property
@@ -126,9 +130,13 @@ class Differing(msgspec.Struct, frozen=True):
         """Whether nothing was stored, and nothing was there, for this job."""
         return self.effect in ("conflict", "key_gone")
 
-    def refusal(self, record: Record) -> KeyConflict:
-        """The error that it is to whoever asked for *record*."""
+    def refusal(self, record: Record, *, is_shared: bool = False) -> KeyConflict:
+        """The error that it is to whoever asked for *record*. *is_shared*: with others that have its key, at once."""
         key = record.idempotency_key
+        if self.key_gone and is_shared:
+            return KeyConflict(
+                f"the idempotency key {key!r} is that of two different requests of this call; use one for each"
+            )
         if self.key_gone:
             return KeyConflict(f"the job of the idempotency key {key!r} is being removed right now; try again")
         # Keys may be kept for longer than jobs. Whether this request is the same can't be told any more, and a
@@ -213,7 +221,8 @@ def outcomes(answer: Answer, records: Sequence[Record]) -> list[Enqueued]:
     found: list[Enqueued] = []
     for record, verdict in zip(records, verdicts(answer, records), strict=True):
         if isinstance(verdict, Differing):
-            raise verdict.refusal(record)
+            keys = [one.idempotency_key for one in records]
+            raise verdict.refusal(record, is_shared=keys.count(record.idempotency_key) > 1)
         found.append(verdict)
     return found
 

@@ -121,8 +121,6 @@ class Survey(msgspec.Struct, frozen=True):
     survivors: int
     """How many jobs must be kept, as far as it is known; counting stops a little above `MOVED_JOBS`."""
     complete: bool
-    is_anew: bool
-    """It began again just now: what there was of it had been made for other times."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -172,18 +170,27 @@ class Retention:
         """Have noted what ends in *span* from now on. Raises DatabaseUnavailable when its lock isn't to be had."""
         _turn(await self._database.fetch("watch_range", starts_at=span.starts_at))
 
-    async def survey(self, span: Span, *, rows: int) -> Survey:
+    async def survey(self, span: Span, *, rows: int, begun: bool = False) -> Survey:
         """
         Look at the next *rows* finished jobs of a watched range, and note those that must be kept.
 
-        A survey that was made for other times than `keep` begins anew.
+        What was surveyed for other times than `keep` is surveyed anew; but when this one has
+        *begun*, another process does so for its own just now, and NotOurTurn is raised: each
+        would undo every step of the other.
         """
         row = _turn(
             await self._database.fetch(
-                "survey_range", starts_at=span.starts_at, keep=self._times, max_rows=rows, most_jobs=MOVED_JOBS
+                "survey_range",
+                starts_at=span.starts_at,
+                keep=self._times,
+                begun=begun,
+                max_rows=rows,
+                most_jobs=MOVED_JOBS,
             )
         )
-        return Survey(row["looked"], row["survivors"], row["complete"], row["is_anew"])
+        if row["is_of_others"]:
+            raise NotOurTurn
+        return Survey(row["looked"], row["survivors"], row["complete"])
 
     async def leave(self, span: Span) -> None:
         """Note that *span* was gone through with `remove_jobs`; its next survey begins anew. Nothing for a gap."""
@@ -193,15 +200,15 @@ class Retention:
         """
         Drop a surveyed range; returns how many jobs went and how many were moved.
 
-        None when too many would have to be moved, or when another process has begun its
-        survey anew, for other times perhaps. Raises DatabaseUnavailable when its locks
-        aren't to be had.
+        None when too many would have to be moved, or when it isn't there any more. Raises
+        DatabaseUnavailable when its locks aren't to be had, and NotOurTurn also when its
+        survey was not made for these times.
         """
         rows = await self._database.fetch(
             "drop_range", starts_at=span.starts_at, keep=self._times, most_jobs=MOVED_JOBS, most_bytes=MOVED_BYTES
         )
         for row in rows:
-            if row["outcome"] == "busy":
+            if row["outcome"] in ("busy", "of others"):
                 raise NotOurTurn
             if row["outcome"] == "dropped":
                 return row["removed"], row["moved"]

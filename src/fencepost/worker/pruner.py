@@ -241,17 +241,12 @@ class Pruner:
         return True
 
     async def _survey(self, span: Span) -> bool:
-        """
-        Look through an old range; returns whether few enough of its jobs must stay.
-
-        Raises NotOurTurn when a process with other times has begun to survey it meanwhile:
-        each would have to begin anew after every step of the other.
-        """
+        """Look through an old range; returns whether few enough of its jobs must stay."""
         begun = False
         while True:
-            survey = await self._survey_pace.take(lambda rows: self._retention.survey(span, rows=rows))
-            if survey.is_anew and begun:
-                raise NotOurTurn
+            survey = await self._survey_pace.take(
+                lambda rows: self._retention.survey(span, rows=rows, begun=begun)  # noqa: B023 - called at once
+            )
             begun = True
             self._advance(f"looking at {_text(span)}", 0)
             if survey.survivors > MOVED_JOBS:

@@ -19,7 +19,6 @@ from typing import Protocol
 from fencepost.domain.backoff import pause_after
 from fencepost.domain.job import Status
 from fencepost.domain.outcome import Outcome
-from fencepost.errors import DatabaseUnavailable
 from fencepost.logger import get_logger
 from fencepost.store.failures import for_operator, is_of_the_value, is_outage, is_the_servers, waited_too_long
 from fencepost.telemetry.pulses import Pulse, unwatched
@@ -200,17 +199,22 @@ class Settler:
         """
         `flush`, of a worker that stops and can't wait for connections that have gone silent.
 
-        After `SILENT_SECONDS` *reconnect* makes new ones; it is asked again while it raises DatabaseUnavailable.
+        When nothing was written for `SILENT_SECONDS`, *reconnect* makes new ones. It may raise what it likes.
         """
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.flush(), SILENT_SECONDS)
-            return
+        patience = SILENT_SECONDS
         while True:
-            with suppress(DatabaseUnavailable):
+            unwritten = self._unwritten
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.flush(), patience)
+                return
+            if self._unwritten < unwritten:
+                continue
+            try:
                 await reconnect()
-                break
-            await asyncio.sleep(0.5)
-        await self.flush()
+                patience = SILENT_SECONDS
+            except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the stop must not end with it
+                log.warning("no answer, and no new connection", extra={"reason": for_operator(error)})
+                patience = _LONGEST_PAUSE_SECONDS / 4
 
     async def stop(self) -> None:
         """Give up what is written apart; what `run` does ends with it."""

@@ -14,7 +14,7 @@ set enable_seqscan = off
 as $$
 -- What the idempotency keys of some places have made, and whether those requests ask for the same again. unused: keys
 -- that the same call has let go of, since the request that took them made no job, with what to answer to that and to
--- the same again. For enqueue_jobs only.
+-- the same again; to another one the key is gone, and free. For enqueue_jobs only.
 --
 -- Payloads are compared as jsonb: order of keys, white space and spelling of numbers don't matter.
 declare
@@ -41,10 +41,10 @@ begin
                    case when k.job_id is null and first.is_same then unused -> a.idempotency_key
                         else jsonb_strip_nulls(
                             jsonb_build_object(
-                                'id', coalesce(cast(k.job_id as text), unused -> a.idempotency_key ->> 'id'),
+                                'id', k.job_id,
                                 'effect',
-                                case when first.is_same then 'replayed'
-                                     when k.job_id is null and first.is_same is null then 'key_gone'
+                                case when k.job_id is null then 'key_gone'
+                                     when first.is_same then 'replayed'
                                      else 'conflict' end,
                                 'gone', case when k.job_id is not null and first.is_same is null then true end
                             )

@@ -2,9 +2,10 @@
 --
 -- Goes on where the last one stopped, whoever that was: how far it came is in partitions, written with what it noted. One
 -- that was made for other times begins anew; what it noted stays noted, which keeps too much rather than too little.
--- Parameters: keep, seconds by status; max_rows; most_jobs, where counting the survivors may stop.
+-- Parameters: keep, seconds by status; begun, whether this survey has begun, and is left if another was begun since;
+--   max_rows; most_jobs, where counting the survivors may stop.
 -- Returns: whether it was this transaction's turn, how many rows it looked at, how many survivors the range has at
---   least, whether this was the end of it, and whether it began anew.
+--   least, whether this was the end of it, and whether it is one for other times by now.
 -- Index: finished's primary key, one partition; survivors' and partitions' primary keys. Locks: the range's row of
 --   partitions.
 with turn as materialized (
@@ -13,12 +14,12 @@ with turn as materialized (
 span as materialized (
     select p.starts_at, fencepost.first_id_at(p.starts_at) as low, fencepost.first_id_at(p.ends_at) as high,
            p.surveyed_for is distinct from cast(:keep as jsonb) as is_of_others,
-           p.surveyed_to > uuid '00000000-0000-0000-0000-000000000000' as has_begun,
            case when p.surveyed_for = cast(:keep as jsonb) then p.surveyed_to
                 else uuid '00000000-0000-0000-0000-000000000000' end as surveyed_to
       from fencepost.partitions p
      where p.starts_at = cast(:starts_at as timestamptz)
        and p.surveyed_to is not null
+       and (not cast(:begun as bool) or p.surveyed_for = cast(:keep as jsonb))
        and (select t.mine from turn t)
        for update
 ),
@@ -51,7 +52,7 @@ far as (
            )
       from span s
      where p.starts_at = s.starts_at
-    returning p.surveyed_to, s.high, s.is_of_others and s.has_begun as is_anew
+    returning p.surveyed_to, s.high
 )
 select t.mine,
        (select count(*) from looked) as looked,
@@ -68,5 +69,10 @@ select t.mine,
              ) known
        ) as survivors,
        coalesce((select f.surveyed_to = f.high from far f), false) as complete,
-       coalesce((select f.is_anew from far f), false) as is_anew
+       cast(:begun as bool) and exists (
+           select
+             from fencepost.partitions p
+            where p.starts_at = cast(:starts_at as timestamptz)
+              and p.surveyed_for is distinct from cast(:keep as jsonb)
+       ) as is_of_others
   from turn t
