@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import httpx2
+import msgspec
 import pytest
 
 from fencepost.api.app import Services
@@ -210,20 +211,21 @@ async def test_an_upgrade_is_answered_as_if_not_asked_for(services: Services) ->
         assert await wire.closed() == b""
 
 
-# --- deadlines, made short
+# --- deadlines, one at a time made short: a machine that stalls would have one that isn't meant come first
 
-SHORT = Bounds(idle_seconds=0.15, keep_alive_seconds=1, head_seconds=0.15, body_seconds=0.15)
-PATIENT = Bounds(body_seconds=60)
+PATIENT = Bounds(idle_seconds=60, keep_alive_seconds=60, head_seconds=60, body_seconds=60)
 
 
 async def test_a_silent_connection_is_closed(services: Services) -> None:
-    async with serving(services, bounds=SHORT) as served, served.connection() as wire:
+    bounds = msgspec.structs.replace(PATIENT, idle_seconds=0.15)
+    async with serving(services, bounds=bounds) as served, served.connection() as wire:
         assert await wire.closed() == b""
 
 
 @pytest.mark.parametrize("start", [b"GET /", b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"\r\n"])
 async def test_a_trickled_head_is_cut(services: Services, start: bytes) -> None:
-    async with serving(services, bounds=SHORT) as served, served.connection() as wire:
+    bounds = msgspec.structs.replace(PATIENT, head_seconds=0.15)
+    async with serving(services, bounds=bounds) as served, served.connection() as wire:
         await wire.send(start)
 
         async def trickle() -> None:
@@ -253,7 +255,8 @@ async def test_a_trickled_body_is_cut_where_it_is_read(services: Services, jobs:
 
 
 async def test_a_trickled_body_is_cut_where_nobody_reads_it(services: Services) -> None:
-    async with serving(services, bounds=SHORT) as served, served.connection() as wire:
+    bounds = msgspec.structs.replace(PATIENT, body_seconds=0.15)
+    async with serving(services, bounds=bounds) as served, served.connection() as wire:
         await wire.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\nabc")
         assert (await wire.answer())[0] == 200
         await wire.send(b"d")
@@ -274,15 +277,17 @@ async def test_slow_connections_do_not_hold_up_others(services: Services) -> Non
 
 @pytest.mark.slow
 async def test_a_kept_connection_is_closed_so_long_after_its_last_answer(services: Services) -> None:
-    async with serving(services, bounds=SHORT) as served, served.connection() as wire:
+    # Twice the pause is longer than the deadline, which begins anew with each answer.
+    kept, pause = 2, 1.1
+    bounds = msgspec.structs.replace(PATIENT, keep_alive_seconds=kept)
+    async with serving(services, bounds=bounds) as served, served.connection() as wire:
         for _ in range(3):
             await wire.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await wire.answer())[0] == 200
-            # Twice this is longer than the deadline, which begins anew with each answer.
-            await asyncio.sleep(0.6)
-        answered_at = asyncio.get_running_loop().time() - 0.6
+            answered_at = asyncio.get_running_loop().time()
+            await asyncio.sleep(pause)
         assert await wire.closed() == b""
-        assert 0.9 < asyncio.get_running_loop().time() - answered_at < 5
+        assert kept - 0.1 < asyncio.get_running_loop().time() - answered_at < kept + 4
 
 
 # --- start and stop
