@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import limit
 from tests.processes.support import QUICK, Processes, gone
 from tests.service.support import Service, wait_until
 
@@ -89,7 +90,7 @@ def test_crash_loop_is_paused_and_harms_neither_parent_nor_siblings(database_url
 @pytest.mark.parametrize("reached", ["the parent", "its group, as by Ctrl-C", "every process, as by systemd"])
 def test_stop_lets_running_jobs_finish(database_url: str, tmp_path: Path, reached: str) -> None:
     with Processes(
-        tmp_path, DATABASE_URL=database_url, PROCESSES="2", WORKERS="1", DRAIN_DELAY="500ms", SHUTDOWN_TIMEOUT="20s"
+        tmp_path, DATABASE_URL=database_url, PROCESSES="2", WORKERS="1", DRAIN_DELAY="3s", SHUTDOWN_TIMEOUT="20s"
     ) as service:
         held = service.hold(2)
         if reached == "the parent":
@@ -100,6 +101,7 @@ def test_stop_lets_running_jobs_finish(database_url: str, tmp_path: Path, reache
         else:
             for pid in (*held.values(), service.process.pid):
                 os.kill(pid, signal.SIGTERM)
+        # Within the delay, after which nothing is served any more.
         wait_until(lambda: service.call("GET", "/readyz").status == 503, 3, "not ready")
         late = service.post({"type": "pid"})["id"]
         # They have all been told, by word and perhaps by signal, and still run their jobs.
@@ -153,7 +155,7 @@ def test_second_signal_ends_everything_at_once(database_url: str, tmp_path: Path
         service.signal(signal.SIGTERM)
         wait_until(lambda: any("stopping" in line for line in service.said), 5, "the first signal to be taken")
         service.signal(signal.SIGTERM)
-        assert service.process.wait(2) == 128 + signal.SIGTERM
+        assert service.process.wait(limit(2)) == 128 + signal.SIGTERM
         service.wait_until_gone(1)
 
 

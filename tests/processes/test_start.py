@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fencepost.cli.processes.supervisor import LONGEST_PAUSE_SECONDS, STEADY_SECONDS, Pauses
+from tests.patience import limit
 from tests.processes.support import QUICK, Processes, WorkerCommand, gone, hangups_ignored, run
 from tests.service.support import Service, wait_until
 
@@ -107,7 +108,7 @@ def test_stop_while_the_processes_are_starting(
         wait_until(lambda: len(list(tmp_path.glob("importing-*"))) == 2, 20, "both to import")
         if how == "stopped":
             starting.signal(signal.SIGTERM)
-            assert starting.wait(5) == 0
+            assert starting.wait(limit(5)) == 0
         else:
             starting.process.kill()
         starting.wait_until_gone(2)
