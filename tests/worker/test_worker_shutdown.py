@@ -20,6 +20,7 @@ from fencepost.worker import executor as executor_module
 from fencepost.worker import settler as settler_module
 from fencepost.worker import tasks as tasks_module
 from fencepost.worker import worker as worker_module
+from tests.patience import limit
 
 from .proxy import Proxy
 from .support import Bench, Claims, Tally, wait_until, within
@@ -48,13 +49,13 @@ async def test_an_idle_worker_stops_at_once(bench: Bench, settled_in: bool) -> N
         await wait_until(lambda: worker._listener.is_connected, 3)
     left, took = await drained(worker, 20)
     assert left == 0
-    assert took < 1
+    assert took < limit(1)
     assert await bench.value("select count(*) from fencepost.workers") == 0
 
 
 async def test_a_worker_that_never_started_can_be_drained(bench: Bench) -> None:
     left, took = await drained(bench.make(), 20)
-    assert (left, took < 1) == (0, True)
+    assert (left, took < limit(1)) == (0, True)
 
 
 async def test_running_jobs_finish_and_nothing_new_is_claimed(bench: Bench) -> None:
@@ -74,7 +75,7 @@ async def test_running_jobs_finish_and_nothing_new_is_claimed(bench: Bench) -> N
     worker.wake([await bench.queue_id()])
     left, took = await drain
     assert left == 0
-    assert took < 1
+    assert took < limit(1)
     assert await bench.statuses(ids) == {"completed": 4}
     assert await bench.statuses(later) == {"pending": 3}
     assert {job.attempts for job in [await bench.get(job_id) for job_id in later]} == {0}
@@ -120,7 +121,7 @@ async def test_what_still_runs_is_released_without_costing_an_attempt(bench: Ben
         await wait_until(lambda: worker.running == 3, 3)  # noqa: B023
         left, took = await drained(worker, 0.1)
         assert left == 0
-        assert took < 1
+        assert took < limit(1)
         for job_id in ids:
             job = await bench.get(job_id)
             assert (job.status, job.attempts, job.lease_token) == (Status.PENDING, 0, token)
@@ -179,7 +180,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_released_without_it(be
     await bench.reached(job_id, Status.PROCESSING)
     left, took = await drained(worker, 0.1)
     assert left == 1
-    assert took < 1
+    assert took < limit(1)
     job = await bench.get(job_id)
     assert (job.status, job.attempts, job.lease_token) == (Status.PENDING, 0, 1)
     let_go.set()
@@ -203,7 +204,7 @@ async def test_a_thread_that_can_not_be_stopped_is_released_and_left(
     await bench.reached(job_id, Status.PROCESSING)
     left, took = await drained(worker, 0.1)
     assert left == 1
-    assert took < 1
+    assert took < limit(1)
     job = await bench.get(job_id)
     assert (job.status, job.attempts) == (Status.PENDING, 0)
     assert [past.outcome for past in await bench.history(job_id)] == ["released"]
@@ -221,7 +222,7 @@ async def test_a_thread_gets_its_time_to_finish(bench: Bench) -> None:
 
     job_id = await bench.enqueue("blocking")
     worker = await bench.start()
-    await bench.reached(job_id, Status.PROCESSING)
+    await wait_until(lambda: worker.running == 1, 3)
     assert (await drained(worker, 5))[0] == 0
     assert (await bench.get(job_id)).status is Status.COMPLETED
 
@@ -254,7 +255,7 @@ async def test_a_claim_under_way_when_the_signal_comes_is_given_back(bench: Benc
     assert await bench.statuses(ids) == {"processing": 3}
     answer.set()
     left, took = await drain
-    assert (left, took < 1, ran) == (0, True, False)
+    assert (left, took < limit(1), ran) == (0, True, False)
     for job_id in ids:
         job = await bench.get(job_id)
         assert (job.status, job.attempts, job.lease_token) == (Status.PENDING, 0, 1)
@@ -303,8 +304,12 @@ async def test_a_drain_ends_in_time_while_the_database_is_down(
 
     ids = await bench.enqueue_many("work", ["short", "long", "long"])
     # A poll is always under way or about to be.
-    worker = await bench.start(dsn=proxy.url, poll_interval_seconds=0.02)
-    await wait_until(lambda: worker.running == 3, 3)
+    worker = bench.make(dsn=proxy.url, poll_interval_seconds=0.02)
+    # Connections that are yet to be made may take longer.
+    with monkeypatch.context() as patched:
+        patched.setattr(database_module, "ACQUIRE_SECONDS", 5.0)
+        await worker.start()
+        await wait_until(lambda: worker.running == 3, 3)
     if how == "refused":
         proxy.cut()
     else:
@@ -360,11 +365,11 @@ async def test_draining_twice_is_the_same_as_once(bench: Bench) -> None:
 
     job_id = await bench.enqueue("work")
     worker = await bench.start()
-    await bench.reached(job_id, Status.PROCESSING)
+    await wait_until(lambda: worker.running == 1, 3)
     assert (await drained(worker, 5))[0] == 0
     left, took = await drained(worker, 5)
     assert left == 0
-    assert took < 1
+    assert took < limit(1)
     assert (await bench.get(job_id)).status is Status.COMPLETED
 
 
