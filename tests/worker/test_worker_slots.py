@@ -86,6 +86,8 @@ async def test_three_workers_run_two_hundred_jobs_exactly_once_each(bench: Bench
     workers = [bench.make(workers=4) for _ in range(3)]
     claims = [Claims(worker) for worker in workers]
     await asyncio.gather(*(worker.start() for worker in workers))
+    # One that doesn't hear yet may come when all is done.
+    await wait_until(lambda: all(worker._listener.is_connected for worker in workers), 3)
     batches = await asyncio.gather(*(bench.enqueue_many("work", [None] * 20) for _ in range(10)))
     ids = [job_id for batch in batches for job_id in batch]
     jobs = await bench.finished(*ids, seconds=15)
@@ -193,11 +195,13 @@ async def test_a_steady_stream_of_urgent_jobs_does_not_starve_the_others(bench: 
     async def low(context: Context, payload: Any) -> None:
         order.append("low")
 
+    # It runs before they come: they would gain on the others while it starts.
+    worker = await bench.start(workers=1, priority_aging_seconds=0.2)
+    await wait_until(lambda: worker._listener.is_connected, 3)
     await bench.enqueue_many("urgent", [None] * 5, priority=3)
-    lows = await bench.enqueue_many("low", [None] * 5, priority=0)
-    # 3 levels at 0.2 s each: after 0.6 s the low ones are ahead of what came later.
-    await bench.start(workers=1, priority_aging_seconds=0.2)
     began = time.monotonic()
+    # 3 levels at 0.2 s each: after 0.6 s the low ones are ahead of what came later.
+    lows = await bench.enqueue_many("low", [None] * 5, priority=0)
     await bench.finished(*lows, seconds=5)
     took = time.monotonic() - began
     stop = True
