@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from chaos.world.pooler import find_pgbouncer
+from tests.ports import free_port
 
 START_SECONDS = 20.0
 MISSING = (
@@ -53,7 +54,7 @@ class PgBouncer:
         self.server_url = server_url
         self._server = urlsplit(server_url)
         self._folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._config = folder / "pgbouncer.ini"
         self._log = folder / "pgbouncer.log"
@@ -152,8 +153,3 @@ def running(server_url: str, mode: str, *, pool_size: int = 4, **options: str) -
             yield bouncer
         finally:
             bouncer.stop(signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tutorial/library.md"
@@ -28,9 +29,7 @@ class Learner:
         self.folder = folder
         self.outputs: dict[str, str] = {}
         self._served: subprocess.Popen[str] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self._environment = {
             **{name: value for name, value in os.environ.items() if name != "DATABASE_URL"},
             "DATA_DIR": str(folder / "data"),

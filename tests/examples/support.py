@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -77,13 +76,6 @@ async def count(url: str, table: str) -> int:
         return int(await connection.fetchval(f"select count(*) from {table}"))
     finally:
         await connection.close()
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 class Program:

@@ -10,9 +10,10 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.ports import free_port
 from tests.service.support import wait_until
 
-from .support import EXAMPLES, Program, call, free_port, run, wait_until_answering
+from .support import EXAMPLES, Program, call, run, wait_until_answering
 
 SITE = EXAMPLES / "django_site"
 

@@ -10,7 +10,9 @@ from uuid import uuid4
 
 import pytest
 
-from .support import Program, call, count, free_port, refuse_at_commit, wait_until_answering, worker
+from tests.ports import free_port
+
+from .support import Program, call, count, refuse_at_commit, wait_until_answering, worker
 
 
 @contextmanager
