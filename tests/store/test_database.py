@@ -182,19 +182,20 @@ async def test_a_server_that_says_nothing_is_no_answer_in_time(monkeypatch: pyte
 
 
 async def test_a_busy_pool_says_so_in_time(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "ACQUIRE_SECONDS", 0.05)
     database = Database(database_url, connections=2)
     await database.open()
     async with database.transaction(), database.transaction():
-        with pytest.raises(DatabaseUnavailable) as caught:
-            await database.fetch("audit")
+        # Not before: one that is yet to be made would have to be there within this, too.
+        with monkeypatch.context() as patched:
+            patched.setattr(database_module, "ACQUIRE_SECONDS", 0.05)
+            with pytest.raises(DatabaseUnavailable) as caught:
+                await database.fetch("audit")
     assert str(caught.value) == ("all 2 connections of this process's pool are in use, and none came free within 0.05s")
     await database.fetch("audit")
     await database.close()
 
 
 async def test_a_server_that_doesnt_answer_is_no_busy_pool(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "ACQUIRE_SECONDS", 0.05)
     database = Database(database_url, connections=2)
     await database.open()
 
@@ -205,6 +206,7 @@ async def test_a_server_that_doesnt_answer_is_no_busy_pool(database_url: str, mo
         # No longer than this: the database is removed by way of it, too.
         with monkeypatch.context() as patched:
             patched.setattr("asyncpg.connect", never)
+            patched.setattr(database_module, "ACQUIRE_SECONDS", 0.05)
             with pytest.raises(DatabaseUnavailable, match="the database is not available"):
                 await database.fetch("audit")
     await database.close()

@@ -207,10 +207,11 @@ async def test_who_waits_for_a_key_holds_up_nobody() -> None:
 
 
 async def test_a_key_that_stays_held_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fencepost.store.merging.PATIENCE_SECONDS", 0.03)
     insert = Keys("a")
     merger = keyed(insert)
-    ended = await asyncio.gather(*(merger.put("a") for _ in range(3)), return_exceptions=True)
+    with monkeypatch.context() as patched:
+        patched.setattr("fencepost.store.merging.PATIENCE_SECONDS", 0.03)
+        ended = await asyncio.gather(*(merger.put("a") for _ in range(3)), return_exceptions=True)
     assert [type(one) for one in ended] == [DatabaseUnavailable] * 3
     assert all("nothing was stored" in str(one) for one in ended)
     insert.held.clear()
