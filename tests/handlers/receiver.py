@@ -76,6 +76,11 @@ async def receiving(respond: Respond, *, tls: ssl.SSLContext | None = None) -> A
         yield receiver
     finally:
         await delivery.close()
+        # No more are let in, and who was just now is served, before the server is closed: one that asyncio has accepted
+        # and not yet attached by then is dropped without being closed.
+        asyncio.get_running_loop().remove_reader(server.sockets[0].fileno())
+        for _ in range(3):
+            await asyncio.sleep(0)
         server.close()
         for task in tasks:
             task.cancel()
