@@ -207,7 +207,9 @@ def test_whatever_passes_the_check_comes_back_equal(database_url: str) -> None:
         hints = Hints(database)
         jobs = Jobs(database, Queues(database, hints), hints)
 
-        @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+        @settings(
+            max_examples=250, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+        )
         @given(st.one_of(json_values.map(lambda value: json.dumps(value).encode("ascii", "replace")),
                          json_texts.map(lambda text: text.encode())))  # fmt: skip
         def round_trip(raw: bytes) -> None:
