@@ -144,7 +144,8 @@ async def test_an_open_transaction_holds_up_no_other_outcome_and_no_other_lease(
     queue_id = await bench.queues.ensure("default", 0)
     try:
         await bench.start(events=tally, workers=20, lease_seconds=0.9, recovery_interval_seconds=0.2)
-        stuck = await bench.enqueue("stubborn", timeout_seconds=0.3, max_attempts=3)
+        # Time enough to connect and to complete, and for the rest of the test to come after it.
+        stuck = await bench.enqueue("stubborn", timeout_seconds=2.0, max_attempts=3)
         await wait_until(held.is_set, 5)
         began = time.monotonic()
         slow = await bench.enqueue_many("long", [None] * 5, max_attempts=1)
@@ -172,7 +173,8 @@ async def test_an_open_transaction_holds_up_no_other_outcome_and_no_other_lease(
 async def test_a_timeout_of_an_async_handler_rolls_back_and_is_written(bench: Bench) -> None:
     completing, tally = Completing(bench), Tally()
     await bench.start(events=tally)
-    job_id = await bench.enqueue("complete", "commit", timeout_seconds=0.3, max_attempts=1)
+    # Time enough to connect and to complete.
+    job_id = await bench.enqueue("complete", "commit", timeout_seconds=0.9, max_attempts=1)
     job = await bench.ended(job_id)
     assert completing.completed.is_set()
     assert (job.status, job.attempts) == (Status.DEAD_LETTER, 1)
