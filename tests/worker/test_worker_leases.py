@@ -269,8 +269,9 @@ async def test_a_worker_cut_off_for_longer_than_its_lease_stops_its_handlers(
 
     tally = Tally()
     job_id = await bench.enqueue("work")
-    await bench.start(dsn=proxy.url, events=tally, **SHORT)
-    await bench.reached(job_id, Status.PROCESSING)
+    worker = await bench.start(dsn=proxy.url, events=tally, **SHORT)
+    # The database has it in work a moment before the worker hears of that, or never does.
+    await wait_until(lambda: worker.running == 1, 3)
     cut_at = time.monotonic()
     if how == "refused":
         proxy.cut()
@@ -297,8 +298,8 @@ async def test_a_short_outage_costs_no_lease(bench: Bench, proxy: Proxy) -> None
         return "undisturbed"
 
     job_id = await bench.enqueue("work")
-    await bench.start(dsn=proxy.url, **{**SHORT, "lease_seconds": lease_seconds})
-    await bench.reached(job_id, Status.PROCESSING)
+    worker = await bench.start(dsn=proxy.url, **{**SHORT, "lease_seconds": lease_seconds})
+    await wait_until(lambda: worker.running == 1, 3)
     proxy.cut()
     await asyncio.sleep(0.5)
     proxy.restore()
