@@ -11,6 +11,7 @@ from uuid import UUID
 
 from fencepost.domain.context import Context
 from fencepost.handlers import delivery
+from tests.closing import close_server
 
 Respond = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -76,12 +77,7 @@ async def receiving(respond: Respond, *, tls: ssl.SSLContext | None = None) -> A
         yield receiver
     finally:
         await delivery.close()
-        # No more are let in, and who was just now is served, before the server is closed: one that asyncio has accepted
-        # and not yet attached by then is dropped without being closed.
-        asyncio.get_running_loop().remove_reader(server.sockets[0].fileno())
-        for _ in range(3):
-            await asyncio.sleep(0)
-        server.close()
+        await close_server(server)
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)

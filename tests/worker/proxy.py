@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
+from tests.closing import close_server
+
 
 class Proxy:
     """
@@ -94,12 +96,7 @@ class Proxy:
         self.port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._finish.wait()
-        # No more are let in, and who was just now gets a link, before the server is closed: one that
-        # asyncio has accepted and not yet attached by then is dropped without being closed.
-        self._loop.remove_reader(server.sockets[0].fileno())
-        for _ in range(3):
-            await asyncio.sleep(0)
-        server.close()
+        await close_server(server)
         self._cut()
         while self._links:
             await asyncio.wait(list(self._links))

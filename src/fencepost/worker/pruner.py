@@ -19,7 +19,7 @@ from fencepost.domain.jitter import between
 from fencepost.errors import DatabaseUnavailable
 from fencepost.logger import get_logger
 from fencepost.store.failures import for_operator, is_outage, waited_too_long
-from fencepost.store.retention import MOVED_JOBS, NotOurTurn, Retention, Span, Step
+from fencepost.store.retention import MOVED_JOBS, NotOurTurn, Retention, Span, Step, Survey
 from fencepost.telemetry.events import Events
 from fencepost.telemetry.pulses import Pulse, unwatched
 from fencepost.worker.maintenance import repeat
@@ -243,10 +243,12 @@ class Pruner:
     async def _survey(self, span: Span) -> bool:
         """Look through an old range; returns whether few enough of its jobs must stay."""
         begun = False
+
+        def next_rows(rows: int) -> Awaitable[Survey]:
+            return self._retention.survey(span, rows=rows, begun=begun)
+
         while True:
-            survey = await self._survey_pace.take(
-                lambda rows: self._retention.survey(span, rows=rows, begun=begun)  # noqa: B023 - called at once
-            )
+            survey = await self._survey_pace.take(next_rows)
             begun = True
             self._advance(f"looking at {_text(span)}", 0)
             if survey.survivors > MOVED_JOBS:
