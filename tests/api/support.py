@@ -142,7 +142,7 @@ class Wire:
     async def closed(self) -> bytes:
         """Wait for the other side to close; what came before."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            with suppress(ConnectionResetError):
+            with suppress(ConnectionError):
                 return await self.reader.read()
         return b""
 

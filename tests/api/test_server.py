@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+from contextlib import suppress
 
 import httpx2
 import msgspec
@@ -229,19 +231,19 @@ async def test_a_trickled_head_is_cut(services: Services, start: bytes) -> None:
         await wire.send(start)
 
         async def trickle() -> None:
-            # Each byte would push back a deadline that counts from the last one.
-            while not wire.writer.is_closing():
-                await wire.send(b"\r\n" if start == b"\r\n" else b"a")
-                await asyncio.sleep(0.02)
+            # Each byte would push back a deadline that counts from the last one. Past the transport, which lets go of
+            # an answer that it hasn't read yet when a byte comes too late to be written.
+            number = wire.writer.get_extra_info("socket").fileno()
+            with suppress(ConnectionError):
+                while True:
+                    os.write(number, b"\r\n" if start == b"\r\n" else b"a")
+                    await asyncio.sleep(0.02)
 
         trickling = asyncio.create_task(trickle())
         status, headers, _ = await wire.answer()
+        trickling.cancel()
         assert (status, headers["x-error-code"], headers["connection"]) == (408, "timeout", "close")
         await wire.closed()
-        trickling.cancel()
-        await asyncio.wait([trickling])
-        if not trickling.cancelled():
-            assert isinstance(trickling.exception(), ConnectionError)
 
 
 async def test_a_trickled_body_is_cut_where_it_is_read(services: Services, jobs: Jobs) -> None:
@@ -259,7 +261,9 @@ async def test_a_trickled_body_is_cut_where_nobody_reads_it(services: Services) 
     async with serving(services, bounds=bounds) as served, served.connection() as wire:
         await wire.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\nabc")
         assert (await wire.answer())[0] == 200
-        await wire.send(b"d")
+        # Which is late, if this machine stands still here.
+        with suppress(ConnectionError):
+            await wire.send(b"d")
         assert await wire.closed() == b""
 
 

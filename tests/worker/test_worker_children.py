@@ -270,11 +270,15 @@ async def test_it_can_say_how_far_it_is_and_ask_for_more_time(runner: Runner) ->
     assert runner.settled[1][0].timeout_seconds == 30.5
 
 
+CHATTER = ("half of a line and the other half", "a line of stderr", "another record")
+
+
 async def test_what_it_prints_and_logs_is_in_the_workers_log(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fencepost")
     result = await runner.run("chatter")
     assert result.ending is Ending.SUCCEEDED
-    await wait_until(lambda: records(caplog, "a line of stderr"), 2)
+    # Two pipes and a link, each of which may be read last.
+    await wait_until(lambda: all(records(caplog, last) for last in CHATTER), 2)
     attempt = runner.settled[0][0]
     who = {"job_id": str(attempt.lease.id), "job_type": "chatter", "attempt": 1}
     assert [fields_of(record) for record in records(caplog, "a line of stdout")] == [{**who, "stream": "stdout"}]

@@ -356,17 +356,18 @@ async def test_completing_is_refused_before_anything_is_written(bench: Bench) ->
 
     async def work(context: Context, payload: Any) -> str:
         connection = await asyncpg.connect(bench.dsn)
-        other = psycopg.connect(bench.dsn)
+        # Closed first: the outcome is written by then, so the test may end, and cancel this, in the other's closing.
         try:
-            for attempt in (
-                context.complete_in(connection),
-                context.complete_in(other),
-                context.complete_in("no connection"),
-            ):
-                try:
-                    await attempt
-                except WrongConnection as error:
-                    refused.append((type(error), str(error)))
+            with psycopg.connect(bench.dsn) as other:
+                for attempt in (
+                    context.complete_in(connection),
+                    context.complete_in(other),
+                    context.complete_in("no connection"),
+                ):
+                    try:
+                        await attempt
+                    except WrongConnection as error:
+                        refused.append((type(error), str(error)))
             async with connection.transaction():
                 try:
                     await context.complete_in(connection, object())
@@ -383,7 +384,6 @@ async def test_completing_is_refused_before_anything_is_written(bench: Bench) ->
                     refused.append((type(error), str(error)))
         finally:
             await connection.close()
-            other.close()
         return "returned"
 
     await start_worker(bench, job_type("work", work))

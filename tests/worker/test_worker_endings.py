@@ -20,7 +20,7 @@ from fencepost.types.jobtype import Kind
 
 from .process_jobs import TYPES
 from .runtimes import job_type, result_of, start_worker
-from .support import Bench, Tally, fields_of, records, wait_until
+from .support import Bench, Tally, fields_of, records, wait_until, within
 
 pytestmark = pytest.mark.anyio
 
@@ -260,7 +260,10 @@ async def _stopped(bench: Bench, worker: Any, job_id: Any, ending: Ending) -> St
 async def test_an_async_handler_that_is_stopped_and_returns_none_was_stopped(
     bench: Bench, ending: Ending, outcome: str | None, value: object, surrounded: bool
 ) -> None:
+    begun = asyncio.Event()
+
     async def tidies_up(context: Context, payload: Any) -> object:
+        begun.set()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(30)
         return value
@@ -272,6 +275,7 @@ async def test_an_async_handler_that_is_stopped_and_returns_none_was_stopped(
     worker = await start_worker(bench, job_type("work", tidies_up), **fields)
     timeout = 0.4 if ending is Ending.TIMED_OUT else 20.0
     job_id = await bench.enqueue("work", timeout_seconds=timeout, max_attempts=1)
+    await within(5, begun.wait())
     status = await _stopped(bench, worker, job_id, ending)
     past = [one.outcome for one in await bench.history(job_id)]
     if value is not None:
@@ -294,7 +298,7 @@ async def test_what_is_around_it_does_not_make_a_stopped_attempt_succeed(
         with contextlib.suppress(BaseException):
             yield
 
-    async def within(context: Context) -> AsyncIterator[None]:
+    async def inside(context: Context) -> AsyncIterator[None]:
         if kind is Kind.THREAD:
             # Its thread couldn't be stopped, but doesn't run yet.
             await asyncio.sleep(30)
@@ -305,7 +309,7 @@ async def test_what_is_around_it_does_not_make_a_stopped_attempt_succeed(
         Kind.THREAD: job_type("stuck_in_c", lambda context, payload: None, kind=kind),
         Kind.PROCESS: TYPES["stuck_in_c"],
     }
-    worker = await start_worker(bench, types[kind], around_attempt=(around, within))
+    worker = await start_worker(bench, types[kind], around_attempt=(around, inside))
     timeout = 0.6 if ending is Ending.TIMED_OUT else 20.0
     job_id = await bench.enqueue("stuck_in_c", timeout_seconds=timeout, max_attempts=1)
     status = await _stopped(bench, worker, job_id, ending)
@@ -316,12 +320,17 @@ async def test_what_is_around_it_does_not_make_a_stopped_attempt_succeed(
 
 
 async def test_a_plain_function_that_returns_while_the_worker_stops_has_succeeded(bench: Bench) -> None:
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
     def until_cancelled(context: Context, payload: Any) -> None:
+        loop.call_soon_threadsafe(begun.set)
         while not context.cancelled:
             time.sleep(0.01)
 
     worker = await start_worker(bench, job_type("work", until_cancelled, kind=Kind.THREAD))
     job_id = await bench.enqueue("work", max_attempts=1)
+    await within(5, begun.wait())
     assert await _stopped(bench, worker, job_id, Ending.RELEASED) is Status.COMPLETED
 
 

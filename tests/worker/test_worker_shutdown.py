@@ -162,10 +162,11 @@ async def test_a_handler_may_finish_its_work_while_it_is_being_stopped(bench: Be
 
 async def test_a_handler_that_ignores_its_cancellation_is_released_without_it(bench: Bench, short_grace: None) -> None:
     let_go = asyncio.Event()
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     @bench.job("stubborn")
     async def stubborn(context: Context, payload: Any) -> str:
+        begun.set()
         while not let_go.is_set():
             try:
                 await let_go.wait()
@@ -177,7 +178,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_released_without_it(be
     tally = Tally()
     job_id = await bench.enqueue("stubborn", max_attempts=1)
     worker = await bench.start(events=tally)
-    await bench.reached(job_id, Status.PROCESSING)
+    await within(5, begun.wait())
     left, took = await drained(worker, 0.1)
     assert left == 1
     assert took < limit(1)
@@ -193,15 +194,16 @@ async def test_a_handler_that_ignores_its_cancellation_is_released_without_it(be
 async def test_a_thread_that_can_not_be_stopped_is_released_and_left(
     bench: Bench, short_grace: None, unblock: Callable[[threading.Event], threading.Event]
 ) -> None:
-    let_go = unblock(threading.Event())
+    let_go, begun = unblock(threading.Event()), threading.Event()
 
     @bench.job("blocking")
     def blocking(context: Context, payload: Any) -> None:
+        begun.set()
         let_go.wait(20)
 
     job_id = await bench.enqueue("blocking", max_attempts=1)
     worker = await bench.start()
-    await bench.reached(job_id, Status.PROCESSING)
+    await wait_until(begun.is_set, 5)
     left, took = await drained(worker, 0.1)
     assert left == 1
     assert took < limit(1)

@@ -253,8 +253,7 @@ async def test_a_paused_queue_starts_nothing_through_any_door(bench: Bench) -> N
     running = await bench.enqueue("work", "block")
     failing = await bench.enqueue("work", "block", max_attempts=5)
     orphan = await bench.enqueue("work", "stubborn")
-    for job_id in (running, failing, orphan):
-        await bench.reached(job_id, Status.PROCESSING)
+    await wait_until(lambda: {running, failing, orphan} <= {job_id for job_id, _ in runs}, 5)
     queue_id = await bench.queue_id()
     began = time.monotonic()
     await bench.queues.pause("default")
@@ -308,7 +307,7 @@ async def test_what_a_stopping_worker_releases_stays_where_it_is_while_paused(be
     worker = await bench.start()
     other = bench.make(poll_interval_seconds=0.05)
     claims = Claims(other)
-    await bench.reached(job_id, Status.PROCESSING)
+    await wait_until(lambda: starts == 1, 5)
     await other.start()
     await bench.queues.pause("default")
     await worker.drain(0)
