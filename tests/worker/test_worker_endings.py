@@ -178,7 +178,7 @@ async def test_snoozing_costs_no_attempt_however_often(bench: Bench, caplog: pyt
     job = await bench.ended(job_id)
     assert (job.status, job.attempts, result_of(job)) == (Status.COMPLETED, 1, b"5")
     assert await bench.history(job_id) == []
-    assert tally.endings[Ending.SNOOZED, Status.PENDING] == 4
+    await wait_until(lambda: tally.endings[Ending.SNOOZED, Status.PENDING] == 4, 2)
     snoozed = [record for record in records(caplog, "job finished") if fields_of(record)["outcome"] == "snoozed"]
     assert {(record.levelno, fields_of(record)["retry_delay_ms"]) for record in snoozed} == {(logging.INFO, 20)}
 
@@ -224,7 +224,7 @@ async def test_an_unknown_type_is_for_somebody_else_or_an_error(bench: Bench) ->
     await start_worker(bench, events=tally)
     job = await bench.ended(nowhere)
     assert (job.status, (await bench.history(nowhere))[0].error_type) == (Status.FAILED, "UnknownJobType")
-    await wait_until(lambda: tally.endings[Ending.SNOOZED, Status.PENDING] == 1, 3)
+    await wait_until(lambda: tally.endings[Ending.SNOOZED, Status.PENDING] >= 1, 3)
     job = await bench.get(elsewhere)
     assert (job.status, job.attempts) == (Status.PENDING, 0)
     assert await bench.history(elsewhere) == []
@@ -245,6 +245,9 @@ STOPPED = [(Ending.TIMED_OUT, "timed_out"), (Ending.CANCELLED, "cancelled"), (En
 
 async def _stopped(bench: Bench, worker: Any, job_id: Any, ending: Ending) -> Status:
     """Have a running attempt stopped, and say how its job stands then."""
+    if ending is Ending.TIMED_OUT:
+        # It may be over by now.
+        return (await bench.ended(job_id)).status
     await bench.reached(job_id, Status.PROCESSING)
     if ending is Ending.RELEASED:
         assert await worker.drain(0) == 0
@@ -346,7 +349,7 @@ async def test_a_worker_whose_tasks_are_cancelled_by_a_handler_says_so(
     living = asyncio.create_task(worker.until(asyncio.Event()))
     await bench.enqueue("work")
     with pytest.raises(RuntimeError, match=r"ended without being asked to: fencepost-dispatcher \(was cancelled\)"):
-        await asyncio.wait_for(living, 5)
+        await within(5, living)
     (record,) = records(caplog, "a task of the worker ended without being asked to")
     assert record.levelno == logging.ERROR
     assert fields_of(record)["task"] == "fencepost-dispatcher"

@@ -103,7 +103,7 @@ async def test_snoozed_lost_and_recovered_attempts_are_told_of(bench: Bench) -> 
         job_id,
     )
     await bench.ended(job_id)
-    await wait_until(lambda: len(of_kind(heard, AttemptEnded)) == 3, 3)
+    await wait_until(lambda: len(of_kind(heard, AttemptEnded)) == 3 and of_kind(heard, JobRecovered), 3)
     snoozed, lost, done = sorted(of_kind(heard, AttemptEnded), key=lambda event: event.token)
     assert (snoozed.ending, snoozed.status, snoozed.error, snoozed.retry_delay_seconds) == (
         Ending.SNOOZED,
