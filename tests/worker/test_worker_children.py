@@ -34,7 +34,7 @@ from fencepost.worker.journal import Journal
 from tests.patience import TIMER_SECONDS, limit
 
 from .process_jobs import TYPES
-from .support import Bench, Tally, fields_of, make_lease, records, wait_until
+from .support import Bench, Tally, fields_of, make_lease, records, wait_until, within
 
 pytestmark = pytest.mark.anyio
 
@@ -97,8 +97,12 @@ async def runner() -> AsyncIterator[Runner]:
 
 
 def _children_of(pid: int) -> set[int]:
-    found = Path(f"/proc/{pid}/task").glob("*/children")
-    return {int(child) for file in found for child in file.read_text().split()}
+    found: set[int] = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        # A thread of an earlier test may end just now.
+        with contextlib.suppress(OSError):
+            found.update(map(int, file.read_text().split()))
+    return found
 
 
 def _is_alive(pid: int) -> bool:
@@ -123,7 +127,7 @@ async def test_it_runs_in_a_process_of_its_own_and_knows_its_attempt(runner: Run
     attempt = runner.settled[0][0]
     assert seen.pop("pid") != os.getpid()
     assert seen.pop("session") != os.getsid(0)
-    assert 10 < seen.pop("remaining") <= 12.5
+    assert 12.5 - limit(2.5) < seen.pop("remaining") <= 12.5
     assert seen == {
         "parent": os.getpid(),
         "id": str(attempt.lease.id),
@@ -148,7 +152,7 @@ async def test_a_child_is_kept_for_the_next_job_and_each_running_job_has_its_own
     began = time.monotonic()
     for attempt in attempts:
         await runner.end_of(attempt)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < limit(3)
     assert runner.children.count == 4
 
 
@@ -238,6 +242,8 @@ async def test_a_function_stuck_in_c_is_stopped_at_its_timeout(runner: Runner) -
 
 @pytest.mark.parametrize("ending", [Ending.CANCELLED, Ending.RELEASED])
 async def test_a_handler_that_looks_notices_that_it_is_not_wanted(runner: Runner, ending: Ending) -> None:
+    # So that there is a child: its start would count toward the time that it has to notice.
+    await runner.value("square", 1)
     attempt = runner.begin("polls")
     await wait_until(lambda: attempt.remote is not None, 3)
     runner.executor.interrupt(attempt, ending)
@@ -261,13 +267,14 @@ async def test_one_that_does_not_look_is_killed(
     assert runner.children.count == 0
 
 
+@pytest.mark.slow
 async def test_it_can_say_how_far_it_is_and_ask_for_more_time(runner: Runner) -> None:
     # So that there is a child: its start counts, too.
     await runner.value("square", 1)
-    remaining = await runner.value("extends", 0.7, timeout_seconds=0.5)
+    remaining = await runner.value("extends", 1.7, timeout_seconds=1.5)
     assert 29.8 - limit(0.4) < remaining < 29.8 + 0.4
     assert runner.progress == [(0.25, "started"), (0.75, None)]
-    assert runner.settled[1][0].timeout_seconds == 30.5
+    assert runner.settled[1][0].timeout_seconds == 31.5
 
 
 CHATTER = ("half of a line and the other half", "a line of stderr", "another record")
@@ -333,9 +340,10 @@ async def test_what_a_child_has_started_goes_with_it(runner: Runner, caplog: pyt
 
 async def test_a_child_that_dies_while_it_has_nothing_to_do_is_not_used_again(runner: Runner) -> None:
     pid = (await runner.value("tell"))["pid"]
+    (child,) = runner.children._idle
     os.kill(pid, signal.SIGKILL)
     await wait_until(lambda: not _is_alive(pid), 2)
-    await asyncio.sleep(0.05)
+    await within(2, child.gone.wait())
     assert (await runner.value("tell"))["pid"] != pid
 
 
@@ -391,13 +399,15 @@ async def test_a_forked_process_answers_for_no_job(runner: Runner, how: str, cap
     assert isinstance(forked, int)
     assert await runner.value("sleeps", 0.6) == "slept", "the job that runs when the fork leaves the handler"
     assert await runner.value("square", 3) == 9
-    assert not _is_alive(forked), "it has ended where the handler did"
+    await wait_until(lambda: not _is_alive(forked), 2, "it to end where the handler did")
     assert runner.children.count == 1
     assert runner.progress == []
-    await wait_until(lambda: records(caplog, "logged in a fork"), 2)
+    said = ["logged in a fork", "printed in a fork"]
+    if how == "raise":
+        said.append("ValueError: raised in a fork")
+    await wait_until(lambda: all(records(caplog, one) for one in said), 2)
     (record,) = records(caplog, "logged in a fork")
     assert (record.name, fields_of(record)["stream"]) == ("fencepost.job", "stderr")
-    assert records(caplog, "printed in a fork")
     assert bool(records(caplog, "ValueError: raised in a fork")) is (how == "raise")
 
 
@@ -560,16 +570,20 @@ async def test_nothing_adds_up_over_200_jobs(runner: Runner) -> None:
     def taken() -> tuple[int, int, int]:
         return len(os.listdir("/proc/self/fd")), threading.active_count(), len(asyncio.all_tasks())
 
+    async def ended() -> None:
+        await wait_until(lambda: not runner.children._ending, 5, "the children to be reaped")
+        await asyncio.sleep(0.1)
+
     for _ in range(6):
         await some(1)
-    await asyncio.sleep(0.1)
+    await ended()
     before = taken()
     for _ in range(30):
         for number in range(3):
             await runner.value("square", number)
     for _ in range(14):
         await some(6)
-    await asyncio.sleep(0.1)
+    await ended()
     children = runner.children.count
     assert children <= 8
     descriptors, threads, tasks = taken()
@@ -608,11 +622,12 @@ async def test_cancelling_and_shutting_down_reach_a_child(bench: Bench, monkeypa
     worker = await bench.start(app=app)
     cancelled, released = await bench.enqueue_many("stuck_in_c", [None, None])
     await wait_until(lambda: len([one for one in worker._executor.running if one.remote is not None]) == 2, 5)
+    await wait_until(lambda: worker._listener.is_connected, 3)
     await bench.jobs.cancel(cancelled)
     assert (await bench.ended(cancelled)).status is Status.CANCELLED
     began = time.monotonic()
-    await worker.drain(0.1)
-    assert time.monotonic() - began < 4
+    assert await worker.drain(0.1) == 0
+    assert time.monotonic() - began < limit(4)
     job = await bench.get(released)
     assert (job.status, job.attempts) == (Status.PENDING, 0)
 
