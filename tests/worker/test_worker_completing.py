@@ -143,7 +143,7 @@ async def test_an_open_transaction_holds_up_no_other_outcome_and_no_other_lease(
 
     queue_id = await bench.queues.ensure("default", 0)
     try:
-        await bench.start(events=tally, workers=20, lease_seconds=0.9, recovery_interval_seconds=0.2)
+        await bench.start(events=tally, workers=20, lease_seconds=1.5, recovery_interval_seconds=0.2)
         # Time enough to connect and to complete, and for the rest of the test to come after it.
         stuck = await bench.enqueue("stubborn", timeout_seconds=2.0, max_attempts=3)
         await wait_until(held.is_set, 5)
@@ -215,7 +215,7 @@ async def test_a_commit_is_not_taken_for_a_lost_lease(bench: Bench, caplog: pyte
             committed.set()
             await finish.wait()
 
-    worker = await bench.start(events=tally, lease_seconds=0.3)
+    worker = await bench.start(events=tally, lease_seconds=1.5)
     job_id = await bench.enqueue("goes_on")
     await wait_until(committed.is_set, 3)
     await wait_until(lambda: not worker._keeper._held, 3, "the keeper to part with it")
@@ -430,7 +430,7 @@ async def test_an_older_snapshot_can_not_complete_and_nothing_is_lost(bench: Ben
             await connection.execute("insert into effects values ($1)", context.attempt)
             await context.complete_in(connection, "done")
 
-    await bench.start(lease_seconds=0.6 if what == "lease" else 60)
+    await bench.start(lease_seconds=1.5 if what == "lease" else 60)
     job = await bench.ended(await bench.enqueue("snapshot"))
     assert (job.status, job.attempts, bytes(job.result or b"")) == (Status.COMPLETED, 2, b'"done"')
     [first] = await bench.history(job.id)

@@ -21,6 +21,7 @@ from fencepost.errors import DatabaseUnavailable
 from fencepost.telemetry.pulses import troubles
 from fencepost.worker import maintenance, pruner, settler, vitals
 from fencepost.worker.worker import Worker
+from tests.patience import limit
 
 from .process_jobs import TYPES
 from .proxy import Proxy
@@ -228,7 +229,7 @@ async def test_a_success_outlasts_a_fault_that_is_longer_than_its_lease(
 ) -> None:
     """Only settling fails. The lease is renewed meanwhile, so that nobody else gets the job."""
     at, tally = Holding(bench), Tally()
-    worker = await bench.start(lease_seconds=1.0, lease_extension=True, recovery_interval_seconds=0.1, events=tally)
+    worker = await bench.start(lease_seconds=1.5, lease_extension=True, recovery_interval_seconds=0.1, events=tally)
     ids = await bench.enqueue_many("hold", ["early"] * 4)
     await wait_until(lambda: at.inside == 4, 5)
     await faults.begin("42501", "finished")
@@ -264,7 +265,8 @@ async def test_nothing_is_claimed_while_too_many_outcomes_wait(
     ids = await bench.enqueue_many("quick", [None] * 60)
     worker = await bench.start(workers=4, poll_interval_seconds=0.1)
     await wait_until(lambda: worker._settler.is_full, 8)
-    await wait_until(lambda: worker.running == 0, 5)
+    # A claim that was under way when it became full may still bring some.
+    await wait_until(lambda: worker.running == 0 and not worker._dispatcher.is_claiming, 5)
     known = started
     await asyncio.sleep(0.7)
     assert started == known < 30
@@ -401,7 +403,7 @@ async def test_handlers_of_every_kind_stop_when_the_lease_can_not_be_renewed(
     # The last renewal was before the cut, so nothing may run longer than a lease after that, but for a moment.
     ran_on = {name: round(at - cut_at, 3) for name, at in stopped.items()}
     print(f"stopped after {ran_on}, of a lease of {lease} s")
-    assert max(ran_on.values()) < lease + 0.75
+    assert max(ran_on.values()) < lease + limit(0.75)
     proxy.restore()
     # What is stale is not applied; the worker claims what came back, beside the one that won't stop.
     jobs = await bench.finished(*ids, seconds=20)
@@ -419,10 +421,10 @@ async def test_handlers_of_every_kind_stop_when_the_lease_can_not_be_renewed(
 
 @asynccontextmanager
 async def impatient(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, **settings: Any
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, margin: float = 0.8, **settings: Any
 ) -> AsyncIterator[tuple[Worker, Callable[[], list[str]]]]:
     """A worker whose loops count as stuck after a second or so, and how they are."""
-    monkeypatch.setattr(vitals, "MARGIN_SECONDS", 0.8)
+    monkeypatch.setattr(vitals, "MARGIN_SECONDS", margin)
     worker = await bench.start(
         **{"poll_interval_seconds": 0.05, "recovery_interval_seconds": 0.1, "job_timeout_seconds": 2.0, **settings}
     )
@@ -462,12 +464,17 @@ async def test_a_stuck_loop_is_named_and_forgotten_when_it_goes_on(
         text = next(text for text in troubled() if f"the {names[0]} (" in text)
         assert f"(struck at {place})" in text.partition("; its last error: ")[2]
         assert " has not come round since 20" in text
-        told = [record for record in records(caplog, "a loop is stuck") if vars(record)["loop"] == names[0]]
-        assert len(told) == 1, "once, not at each look"
-        assert vars(told[0])["advice"]
+
+        def told() -> list[Any]:
+            return [record for record in records(caplog, "a loop is stuck") if vars(record)["loop"] == names[0]]
+
+        # By whichever thread has looked first.
+        await wait_until(told, 2)
+        assert len(told()) == 1, "once, not at each look"
+        assert vars(told()[0])["advice"]
         await faults.end()
         await wait_until(lambda: not troubled(), HEALED_WITHIN_SECONDS, "all to be well again")
-        assert records(caplog, "a loop goes on again")
+        await wait_until(lambda: records(caplog, "a loop goes on again"), 2)
         at.late.set()
         jobs = await bench.finished(*ids, waiting, seconds=10)
         assert {job.status for job in jobs} == {Status.COMPLETED}
@@ -477,13 +484,14 @@ async def test_a_stuck_loop_is_named_and_forgotten_when_it_goes_on(
 async def test_idle_and_busy_workers_are_well(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing to do for longer than any patience; then every slot taken for as long."""
     at = Holding(bench)
-    async with impatient(bench, monkeypatch, workers=2, job_timeout_seconds=30.0) as (_, troubled):
-        for _ in range(20):
+    # More than a busy machine stands still for.
+    async with impatient(bench, monkeypatch, margin=1.6, workers=2, job_timeout_seconds=30.0) as (_, troubled):
+        for _ in range(30):
             await asyncio.sleep(0.1)
             assert not troubled()
         ids = await bench.enqueue_many("hold", ["late"] * 3)
         await wait_until(lambda: at.inside == 2, 5)
-        for _ in range(20):
+        for _ in range(30):
             await asyncio.sleep(0.1)
             assert not troubled()
         at.late.set()

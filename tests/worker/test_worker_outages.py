@@ -94,7 +94,7 @@ async def test_an_outage_during_settlement_is_waited_out(bench: Bench, proxy: Pr
     restored_at = time.monotonic()
     for job in await bench.finished(*ids):
         assert (job.status, job.attempts, bytes(job.result or b"")) == (Status.COMPLETED, 1, b'"kept"')
-    assert time.monotonic() - restored_at < 2.5
+    assert time.monotonic() - restored_at < limit(2.5)
     assert set(runs.values()) == {1}
     # And it claims again, from polling at the reconnect and from hints.
     await bench.ended(await bench.enqueue("work"), seconds=6)
@@ -149,7 +149,7 @@ async def test_a_worker_notices_new_jobs_right_after_an_outage(bench: Bench, pro
     proxy.restore()
     restored_at = time.monotonic()
     await bench.finished(*ids)
-    assert time.monotonic() - restored_at < 3
+    assert time.monotonic() - restored_at < limit(3)
 
 
 @pytest.mark.slow
@@ -193,7 +193,8 @@ async def test_a_job_that_can_not_be_settled_is_left_to_its_lease(
         "create trigger refuse before insert on fencepost.finished for each row execute function public.refuse()"
     )
     ids = await bench.enqueue_many("work", list(range(50)))
-    await bench.start(workers=50, lease_seconds=0.6, recovery_interval_seconds=0.1)
+    # Long enough for the others to be written within it.
+    await bench.start(workers=50, lease_seconds=2.0, recovery_interval_seconds=0.1)
     jobs = await bench.finished(*ids)
     assert {job.status for job in jobs} == {Status.COMPLETED}
     assert [job.attempts for job in jobs] == [2 if number == 7 else 1 for number in range(50)]

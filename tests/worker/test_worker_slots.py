@@ -76,11 +76,13 @@ async def test_every_lease_is_a_job_that_runs(bench: Bench) -> None:
 async def test_three_workers_run_two_hundred_jobs_exactly_once_each(bench: Bench) -> None:
     runs: list[Any] = []
     overlap = Overlap()
+    everybody = asyncio.Event()
 
     @bench.job("work")
     async def work(context: Context, payload: Any) -> None:
         with overlap:
             runs.append(context.id)
+            await everybody.wait()
             await asyncio.sleep(0.003)
 
     workers = [bench.make(workers=4) for _ in range(3)]
@@ -90,11 +92,13 @@ async def test_three_workers_run_two_hundred_jobs_exactly_once_each(bench: Bench
     await wait_until(lambda: all(worker._listener.is_connected for worker in workers), 3)
     batches = await asyncio.gather(*(bench.enqueue_many("work", [None] * 20) for _ in range(10)))
     ids = [job_id for batch in batches for job_id in batch]
+    # If one of them did nothing, this would prove little.
+    await wait_until(lambda: all(one.leases for one in claims), 5, "each worker to have some")
+    everybody.set()
     jobs = await bench.finished(*ids, seconds=15)
     assert {(job.status, job.attempts, job.lease_token) for job in jobs} == {(Status.COMPLETED, 1, 1)}
     assert Counter(runs) == Counter(ids)
     assert Counter(lease.id for one in claims for lease in one.leases) == Counter(ids)
-    assert all(one.leases for one in claims), "one of them did nothing, so this proves little"
     assert overlap.most <= 12
     await bench.audit()
 
@@ -180,6 +184,7 @@ async def test_a_job_that_waited_gains_priority(bench: Bench, aging: float, firs
     assert order[0] == first
 
 
+@pytest.mark.slow
 async def test_a_steady_stream_of_urgent_jobs_does_not_starve_the_others(bench: Bench) -> None:
     order: list[str] = []
     stop = False
@@ -196,16 +201,16 @@ async def test_a_steady_stream_of_urgent_jobs_does_not_starve_the_others(bench: 
         order.append("low")
 
     # It runs before they come: they would gain on the others while it starts.
-    worker = await bench.start(workers=1, priority_aging_seconds=0.2)
+    worker = await bench.start(workers=1, priority_aging_seconds=0.4)
     await wait_until(lambda: worker._listener.is_connected, 3)
     await bench.enqueue_many("urgent", [None] * 5, priority=3)
     began = time.monotonic()
-    # 3 levels at 0.2 s each: after 0.6 s the low ones are ahead of what came later.
+    # 3 levels at 0.4 s each: after 1.2 s the low ones are ahead of what came later.
     lows = await bench.enqueue_many("low", [None] * 5, priority=0)
     await bench.finished(*lows, seconds=5)
     took = time.monotonic() - began
     stop = True
-    assert 0.3 <= took <= limit(2.0)
+    assert 0.9 <= took <= limit(2.5)
     assert order.index("low") > 5, "the stream was not urgent at all"
 
 
