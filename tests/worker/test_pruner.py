@@ -27,10 +27,11 @@ from fencepost.telemetry.events import Events
 from fencepost.telemetry.pulses import unwatched
 from fencepost.worker import pruner
 from fencepost.worker.pruner import Pace, Pruner, Report
+from tests.patience import limit
 from tests.store.history import History, old_job
 from tests.store.support import claim, completed, ended
 
-from .support import Bench, fields_of, records, wait_until
+from .support import Bench, fields_of, records, wait_until, within
 
 pytestmark = pytest.mark.anyio
 
@@ -429,7 +430,7 @@ async def test_nothing_is_lost_beside_traffic_on_the_old_ranges(
     stay = set(traffic.made)
     assert await history.left(traffic.made) == stay
     assert await history.left(old) <= stay
-    assert traffic.slowest < 1.5
+    assert traffic.slowest < limit(1.5)
 
 
 @pytest.mark.slow
@@ -458,8 +459,8 @@ async def test_claims_beside_a_long_run_take_as_long_as_ever(
     seconds.sort()
     assert len(seconds) > 50
     # What a drop may hold up: 100 ms for its locks, and its own work.
-    assert seconds[-1] < 0.6
-    assert seconds[len(seconds) // 2] < 0.1
+    assert seconds[-1] < limit(0.6)
+    assert seconds[len(seconds) // 2] < limit(0.1)
 
 
 async def test_a_worker_prunes_by_itself(bench: Bench, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,12 +489,16 @@ async def test_a_worker_that_stops_ends_its_pruning_in_the_middle(
     events = Pruned()
     worker = await bench.start(events=events)
     await wait_until(lambda: events.count > 0, 5)
-    async with asyncio.timeout(5):
-        await worker.drain(1)
+    await within(5, worker.drain(1))
     await history.whole()
     assert 0 < len(await history.left(gone)) < 5000
-    await make(database).run()
-    assert await history.left(gone) == set()
+
+    async def rest_is_gone() -> bool:
+        await make(database).run()
+        return await history.left(gone) == set()
+
+    # Whose turn it is, is the server's to say: it may still be ending what was cut off.
+    await wait_until(rest_is_gone, 5)
 
 
 async def test_steps_become_smaller_when_they_are_cut_off_and_larger_when_they_are_quick(

@@ -104,9 +104,11 @@ async def test_outcomes_that_gather_during_a_write_go_together() -> None:
         assert {status for _, status in at.reports} == {Status.COMPLETED}
 
 
+@pytest.mark.slow
 async def test_a_stop_asks_for_new_connections_only_where_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it takes, and whatever goes wrong with that; but not beside writes that get on, slowly."""
-    monkeypatch.setattr(settler_module, "SILENT_SECONDS", 0.3)
+    # Much longer than one of the slow writes below, and shorter than all of them.
+    monkeypatch.setattr(settler_module, "SILENT_SECONDS", 1.2)
     asked = 0
 
     async def reconnect() -> None:
@@ -123,8 +125,8 @@ async def test_a_stop_asks_for_new_connections_only_where_nothing_is_written(mon
         await within(10, at.settler.finish(reconnect))
         assert asked == 3
         assert [outcome for outcome, _ in at.reports] == stuck
-        at.store.seconds = 0.1
-        slow = [at.put(queue_id=number) for number in range(8)]
+        at.store.seconds = 0.3
+        slow = [at.put(queue_id=number) for number in range(6)]
         await within(10, at.settler.finish(reconnect))
         assert asked == 3
         assert [outcome for outcome, _ in at.reports] == stuck + slow

@@ -85,6 +85,7 @@ async def test_memory_settles(bench: Bench, kind: str, how: str) -> None:
         fail(how, held)
 
     worker = await bench.start(workers=SLOTS)
+    await wait_until(lambda: worker._listener.is_connected, 3)
 
     async def round_of(count: int) -> float:
         ids = await bench.enqueue_many(
