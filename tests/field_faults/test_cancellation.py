@@ -114,7 +114,8 @@ async def test_only_what_was_meant_is_cancelled_and_the_answer_is_true(bench: Be
     dead = await bench.enqueue_many("work", ["fails"] * 3, max_attempts=1)
     running = await bench.enqueue_many("work", ["waits"] * 3)
     done = await bench.enqueue_many("work", [None] * 3)
-    await bench.start(workers=20, backoff_base_seconds=600.0, backoff_max_seconds=600.0)
+    worker = await bench.start(workers=20, backoff_base_seconds=600.0, backoff_max_seconds=600.0)
+    await wait_until(lambda: worker._listener.is_connected, 3)
     await bench.finished(*dead, *done)
     for job_id in retrying:
         await bench.reached_after(job_id, 1)

@@ -122,8 +122,10 @@ async def test_a_handler_that_keeps_the_interpreter_to_itself_is_fenced(bench: B
 @pytest.mark.slow
 async def test_clocks_that_are_wrong_start_nothing_twice_late_or_early(bench: Bench) -> None:
     """One worker is ten minutes ahead and one as many behind; their jobs last longer than a lease."""
-    async with working(bench, offset=600) as ahead, working(bench, offset=-600) as behind:
-        ids = await bench.enqueue_many("sleeps", [1.8 * LEASE] * 100)
+    # Long enough that none is lost where a process stands still for a moment.
+    lease = 3 * LEASE
+    async with working(bench, lease=lease, offset=600) as ahead, working(bench, lease=lease, offset=-600) as behind:
+        ids = await bench.enqueue_many("sleeps", [1.3 * lease] * 100)
         delayed = await bench.enqueue("sleeps", 0, delay_seconds=1.5)
         at = await bench.value("select clock_timestamp() + interval '1 second'")
         planned = await bench.enqueue("sleeps", 0, run_at=at)
@@ -194,12 +196,12 @@ async def test_a_job_that_kills_its_process_can_be_cancelled_between_two_crashes
     job_id = await bench.enqueue("kills", max_attempts=100)
     healthy = await bench.enqueue_many("sleeps", [0] * 50, max_attempts=100)
     for crash in (1, 2):
-        async with working(bench, lease=0.5) as process:
+        async with working(bench, lease=2 * LEASE) as process:
             assert await within(20, process.process.wait()) == -signal.SIGKILL
         await bench.expire(job_id)
         assert (await bench.get(job_id)).attempts == crash
     assert await bench.jobs.cancel(job_id) is Status.CANCELLED
-    async with working(bench, lease=0.5) as process:
+    async with working(bench, lease=2 * LEASE) as process:
         jobs = await bench.finished_quickly(healthy, 20)
         await process.finish()
     assert {job.status for job in jobs} == {Status.COMPLETED}

@@ -25,6 +25,7 @@ from fencepost.store.database import Database
 from fencepost.store.jobs import Jobs
 from fencepost.telemetry.events import Events
 from fencepost.worker.worker import Worker
+from tests.patience import limit
 from tests.store.support import Connection, job
 from tests.worker.support import SETTINGS, Bench, wait_until
 
@@ -63,7 +64,7 @@ async def test_payloads_of_any_size_wake_an_idle_worker(
         [job_id] = await door([text])
         assert await _ended(app, job_id, text)
         started = time.monotonic() - began
-        assert started < 5, f"{name}: {started:.1f} s; it was found by polling"
+        assert started < limit(5), f"{name}: {started:.1f} s; it was found by polling"
 
 
 async def _ended(app: Fencepost, job_id: Any, text: str) -> bool:
@@ -112,7 +113,7 @@ async def test_long_and_similar_queue_names_work_everywhere_and_wake_nobody_else
                 began = time.monotonic()
                 [job_id] = await door([place])
                 await app.handle(job_id).result(timeout=10)
-                assert time.monotonic() - began < 5
+                assert time.monotonic() - began < limit(5)
                 record = (await api.get(f"/jobs/{job_id}")).json()
                 assert (record["queue"], record["status"]) == (name, "completed")
     finally:
