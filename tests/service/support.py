@@ -97,7 +97,8 @@ class Service:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The log lines with this event."""
-        parsed = [json.loads(line) for line in list(self.logged)]
+        # A process that was killed may have been in the middle of its last one.
+        parsed = [json.loads(line) for line in list(self.logged) if line.endswith("\n")]
         return [line for line in parsed if line["event"] == name]
 
     def call(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
@@ -129,6 +130,12 @@ class Service:
         """Until the job has one of these statuses; returns its record."""
         wait_until(lambda: self.job(job_id)["status"] in statuses, seconds, f"{job_id} to be {statuses}")
         return self.job(job_id)
+
+    def wait_until_running(self, job_id: str, seconds: float = 20) -> None:
+        """Until its handler runs here: the database calls it `processing` before the worker has it."""
+        wait_until(
+            lambda: any(line["job_id"] == job_id for line in self.events("job started")), seconds, f"{job_id} to run"
+        )
 
 
 def wait_until(predicate: Callable[[], bool], seconds: float, what: str) -> None:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psycopg
@@ -37,8 +37,9 @@ def data_dir() -> Iterator[Path]:
 @pytest.mark.slow
 def test_embedded_data_survives_ctrl_c_and_kill(data_dir: Path) -> None:
     with Service(DATA_DIR=str(data_dir)) as service:
-        assert any(str(data_dir) in line for line in service.said)
-        assert any("curl -s http://localhost" in line for line in service.said)
+        # Said after where it listens.
+        for words in (str(data_dir), "curl -s http://localhost"):
+            wait_until(lambda: any(words in line for line in list(service.said)), 5, words)  # noqa: B023
         first = service.post({"type": "sleep", "payload": {"duration": "1ms"}})["id"]
         service.wait_for(first, "completed")
         service.signal(signal.SIGINT)
@@ -46,7 +47,7 @@ def test_embedded_data_survives_ctrl_c_and_kill(data_dir: Path) -> None:
     with Service(DATA_DIR=str(data_dir)) as service:
         assert service.job(first)["status"] == "completed"
         second = service.post({"type": "sleep", "payload": {"duration": "1h"}, "timeout": "2h"})["id"]
-        service.wait_for(second, "processing")
+        service.wait_until_running(second)
         service.kill()
     # Nothing that the killed one left may stop the next start, even at once.
     with Service(DATA_DIR=str(data_dir), **QUICK) as service:
@@ -81,7 +82,10 @@ def test_embedded_server_that_dies_is_started_again(data_dir: Path) -> None:
         os.kill(int(killed), signal.SIGKILL)
 
         def replaced() -> bool:
-            return pid_file.exists() and pid_file.read_text().splitlines()[:1] != [killed]
+            # The file of the killed one is removed by the next, at any moment.
+            with suppress(FileNotFoundError):
+                return pid_file.read_text().splitlines()[:1] != [killed]
+            return False
 
         wait_until(replaced, 30, f"postgres {killed} to be replaced")
         short = {"type": "sleep", "payload": {"duration": "1ms"}}
@@ -183,11 +187,11 @@ def test_graceful_stop_in_order(database_url: str, tmp_path: Path) -> None:
 def test_stop_releases_what_does_not_finish_without_costing_an_attempt(database_url: str) -> None:
     with Service(DATABASE_URL=database_url, SHUTDOWN_TIMEOUT="200ms") as service:
         long = service.post({"type": "sleep", "payload": {"duration": "1h"}, "timeout": "2h"})["id"]
-        service.wait_for(long, "processing")
+        service.wait_until_running(long)
         started = time.monotonic()
         service.signal(signal.SIGTERM)
         assert service.wait() == 0
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < limit(5)
     with Service(DATABASE_URL=database_url, WORKERS="0") as service:
         job = service.job(long)
         assert (job["status"], job["attempts"], job["lease_token"]) == ("pending", 0, 1)
@@ -205,7 +209,7 @@ def test_idle_service_stops_within_a_second(database_url: str) -> None:
 def test_second_signal_ends_the_process_at_once(database_url: str) -> None:
     with Service(DATABASE_URL=database_url, SHUTDOWN_TIMEOUT="1h") as service:
         long = service.post({"type": "sleep", "payload": {"duration": "1h"}, "timeout": "2h"})["id"]
-        service.wait_for(long, "processing")
+        service.wait_until_running(long)
         service.signal(signal.SIGTERM)
         wait_until(lambda: any("stopping" in line for line in service.said), 5, "the first signal to be taken")
         service.signal(signal.SIGTERM)
@@ -276,9 +280,9 @@ def test_blocked_handler_blocks_no_request_and_keeps_its_lease(database_url: str
         "app = Fencepost()\n"
         "@app.job\n"
         "async def block():\n"
-        "    time.sleep(4)\n"
+        "    time.sleep(6)\n"
     )
-    common = {"DATABASE_URL": database_url, **QUICK, "LEASE_DURATION": "1s"}
+    common = {"DATABASE_URL": database_url, **QUICK}
     with (
         Service("blocking:app", PYTHONPATH=str(tmp_path), **common) as service,
         Service("blocking:app", PYTHONPATH=str(tmp_path), **common),
@@ -292,7 +296,7 @@ def test_blocked_handler_blocks_no_request_and_keeps_its_lease(database_url: str
             slowest = max(slowest, time.monotonic() - asked)
         job = service.job(job_id)
         assert (job["status"], job["attempts"], job["history"]) == ("completed", 1, [])
-        assert slowest < 1
+        assert slowest < limit(1)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import socket
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from fencepost.cli.endings import LEFT_SECONDS
@@ -31,25 +32,35 @@ app = Fencepost(lifespan=lifespan)
 """
 LEAVES_A_THREAD = """
 import asyncio, time
+from pathlib import Path
 from fencepost import Fencepost
 
 app = Fencepost()
 
+def stay():
+    Path(__file__).with_name("staying").touch()
+    time.sleep(600)
+
 @app.job
 async def work():
-    await asyncio.to_thread(time.sleep, 600)
+    await asyncio.to_thread(stay)
 """
 
 
 FAILS_BESIDE_A_THREAD = """
 import asyncio, time
+from pathlib import Path
 from fencepost import Fencepost
 
 app = Fencepost()
 
+def stay():
+    Path(__file__).with_name("staying").touch()
+    time.sleep(600)
+
 @app.job
 async def stuck():
-    await asyncio.to_thread(time.sleep, 600)
+    await asyncio.to_thread(stay)
 
 @app.job
 async def cancels_all():
@@ -87,7 +98,7 @@ def test_a_thread_that_a_handler_has_left_does_not_keep_the_process(database_url
     environment = {"DATABASE_URL": database_url, "PYTHONPATH": str(tmp_path)}
     with Service("leaves:app", SHUTDOWN_TIMEOUT="100ms", **environment) as service:
         job_id = service.post({"type": "work"})["id"]
-        service.wait_for(job_id, "processing")
+        wait_until((tmp_path / "staying").exists, 20, "the thread to be there")
         service.signal(signal.SIGTERM)
         assert service.wait(limit(LEFT_SECONDS + 5)) == 0
     with Service(DATABASE_URL=database_url, WORKERS="0") as service:
@@ -107,7 +118,7 @@ def test_a_slow_client_takes_none_of_the_time_in_which_jobs_are_given_back(datab
     timeout = 8.0
     with Service(DATABASE_URL=database_url, SHUTDOWN_TIMEOUT=f"{timeout:g}s") as service:
         job_id = service.post({"type": "sleep", "payload": {"duration": "1h"}, "timeout": "2h"})["id"]
-        service.wait_for(job_id, "processing")
+        service.wait_until_running(job_id)
         host, port = service.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
             head = "POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n"
@@ -126,6 +137,9 @@ def test_a_worker_that_fails_ends_its_process_though_a_thread_goes_on(database_u
     (tmp_path / "fails.py").write_text(FAILS_BESIDE_A_THREAD)
     environment = {"DATABASE_URL": database_url, "PYTHONPATH": str(tmp_path)}
     with Service("fails:app", SHUTDOWN_TIMEOUT="100ms", **environment) as service:
-        service.wait_for(service.post({"type": "stuck"})["id"], "processing")
-        service.post({"type": "cancels_all"})
+        service.post({"type": "stuck"})
+        wait_until((tmp_path / "staying").exists, 20, "the thread to be there")
+        # Not by a request, which would be among what is cancelled if its job begins before it is answered.
+        with psycopg.connect(database_url) as connection:
+            connection.execute("select fencepost.enqueue('cancels_all')")
         assert service.wait(limit(LEFT_SECONDS + 5)) == 1
