@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
@@ -10,6 +11,7 @@ import httpx2
 import pytest
 
 from fencepost.api.app import Services
+from fencepost.api.shared import Shared
 from fencepost.domain.ids import new_id
 from tests.api.support import Worker, client_of, created, error_of
 
@@ -230,7 +232,10 @@ async def test_a_queue_that_is_not_there(api: httpx2.AsyncClient) -> None:
         assert (impossible.status_code, "queue: must be" in error_of(impossible)) == (400, True)
 
 
-async def test_the_overview_is_read_once_for_many(services: Services) -> None:
+async def test_the_overview_is_read_once_for_many(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It is kept for a second, which a busy machine may take for these requests.
+    clock = functools.partial(Shared, clock=lambda: 1000.0)
+    monkeypatch.setattr("fencepost.api.app.Shared", clock)
     asked = 0
     read = services.queues.overview
 
@@ -244,4 +249,4 @@ async def test_the_overview_is_read_once_for_many(services: Services) -> None:
         for _ in range(20):
             await api.get("/queues")
             await api.get("/metrics")
-    assert asked <= 3
+    assert asked == 1
