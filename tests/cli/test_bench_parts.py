@@ -57,8 +57,11 @@ async def test_a_load_that_is_refused_ends_the_benchmark(empty_url: str) -> None
 async def test_an_idle_worker_is_silent(empty_url: str) -> None:
     async with ground.fresh(empty_url, "mine") as place, children(1, Config(empty_url, "mine", 2)) as (child,):
         child.go()
+        # It may have run the job before this has heard that it is stored.
+        waiting = asyncio.create_task(changed([child]))
+        await asyncio.sleep(0)
         await place.jobs.enqueue([job(Plan())])
-        await changed([child])
+        await waiting
         assert [one.started for one in child.progress] == [1]
         with pytest.raises(FencepostError, match="no job"):
             await changed([child], seconds=0.3)

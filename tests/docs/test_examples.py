@@ -49,6 +49,9 @@ def run(block: str, service: Service) -> list[str]:
     """Run a block as written, but for the port; returns the answers it printed. Every one must be a success."""
     script = block.replace("localhost:8080", service.url.removeprefix("http://"))
     script = re.sub(r"\bcurl -s\b", r"curl -s --fail-with-body -w '\\n'", script)
+    # What is over by then where nothing else runs is waited for; `bash` has an end for it.
+    ended = f"{service.url.removeprefix('http://')}/jobs/$id/status | grep -Eq 'completed|dead_letter'"
+    script = re.sub(r"^sleep \d+$", lambda _: f"until curl -s {ended}; do sleep 0.05; done", script, flags=re.M)
     return bash(script, f"{os.environ['PATH']}:{ROOT / 'tests/docs/substitutes'}").stdout.strip().splitlines()
 
 

@@ -31,6 +31,8 @@ server = EmbeddedPostgres(
 if arguments["lingers"]:  # as on systems without a death signal
     shimmed = server_module.shimmed
     server_module.shimmed = lambda *a, **k: shimmed(*a, **{**k, "death_signal": signal.SIGCONT})
+if arguments["unfinished"]:
+    Path.rename = lambda *_: threading.Event().wait()
 print("starting", flush=True)
 server.start()
 forked = 0
@@ -52,13 +54,22 @@ class Owner:
     process: subprocess.Popen[str]
 
     @classmethod
-    def spawn(cls, server: EmbeddedPostgres, binaries: Path, *, forks: bool = False, lingers: bool = False) -> Owner:
+    def spawn(
+        cls,
+        server: EmbeddedPostgres,
+        binaries: Path,
+        *,
+        forks: bool = False,
+        lingers: bool = False,
+        unfinished: bool = False,
+    ) -> Owner:
         arguments = {
             "data_dir": str(server.data_dir),
             "binaries": str(binaries),
             "options": QUICK,
             "forks": forks,
             "lingers": lingers,
+            "unfinished": unfinished,
         }
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", OWNER, json.dumps(arguments)],
@@ -112,7 +123,7 @@ def remembers(server: EmbeddedPostgres | str, note: str) -> bool:
     return query(server, f"select count(*) from kept where note = '{note}'") == 1
 
 
-def eventually(condition: Callable[[], bool], *, seconds: float = 10.0) -> bool:
+def eventually(condition: Callable[[], bool], *, seconds: float = 20.0) -> bool:
     """Say whether *condition* comes true within *seconds*."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -11,6 +11,7 @@ import pytest
 
 from fencepost.embedded import Binaries, EmbeddedPostgres
 from fencepost.errors import EmbeddedError
+from tests.patience import limit
 
 from .support import Owner, eventually, query, remember, remembers, serves
 
@@ -21,7 +22,7 @@ def test_a_killed_owner_takes_its_server_along(server: EmbeddedPostgres, owned: 
     started = owned.wait_until_started()
     assert serves(int(started["pid"]), server)
     owned.process.send_signal(number)
-    assert eventually(lambda: not serves(int(started["pid"]), server), seconds=5)
+    assert eventually(lambda: not serves(int(started["pid"]), server), seconds=limit(5))
 
 
 def test_the_next_owner_may_start_at_once(server: EmbeddedPostgres, owned: Owner) -> None:
@@ -101,7 +102,7 @@ def test_one_process_is_not_two_owners(server: EmbeddedPostgres, binaries: Binar
     began = time.monotonic()
     with pytest.raises(EmbeddedError, match=f"Process {os.getpid()} "):
         second.start()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < limit(10)
     assert query(server, "select 1") == 1
 
 

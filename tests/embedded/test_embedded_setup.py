@@ -16,7 +16,8 @@ from .support import QUICK, Owner, eventually, query, write_program
 @pytest.mark.slow
 def test_a_setup_that_was_killed_is_begun_afresh(folder: Path, preferred: Binaries) -> None:
     server = EmbeddedPostgres(folder / "data", binaries=preferred.folder, options=QUICK)
-    owner = Owner.spawn(server, preferred.folder)
+    # Else it might be over before this process has come to kill it.
+    owner = Owner.spawn(server, preferred.folder, unfinished=True)
     try:
         assert eventually(lambda: any(server.data_dir.glob("postgres.new-*/base")), seconds=30)
     finally:

@@ -68,7 +68,8 @@ async def test_money_moves_once_however_often_workers_are_killed(database_url: s
     for _ in range(5):
         finished = await count(database_url, "fencepost.finished")
         with paying() as program:
-            await wait_until(lambda: ended(more_than=finished + 60), 20, "the next payments")  # noqa: B023
+            # Few, since many more may have been made until this is seen: some have to be left for the last.
+            await wait_until(lambda: ended(more_than=finished + 20), 20, "the next payments")  # noqa: B023
             program.process.send_signal(signal.SIGKILL)
     assert 0 < await count(database_url, "fencepost.finished where status = 'completed'") < 800
     with paying():

@@ -12,6 +12,7 @@ import pytest
 from fencepost import Context, Fencepost, Snooze, Status, UniqueBy
 from fencepost.domain.ids import first_id_at
 from fencepost.testing import Kit
+from tests.worker.support import within
 
 from .conftest import MakeKit
 
@@ -210,7 +211,7 @@ async def test_connections_that_were_open_before_follow(app: Fencepost, work: An
             assert waiting.run_at == MOMENT + timedelta(hours=1)
             kit.travel(hours=1)
             # The worker sleeps until its poll, as it would for a clock that jumps.
-            await asyncio.wait_for(handle.result(), 10)
+            await within(10, handle.result())
 
 
 async def test_two_schemas_of_one_database_share_a_clock(database_url: str, make_kit: MakeKit) -> None:
