@@ -20,6 +20,7 @@ import pytest
 
 from fencepost import Draft, Fencepost, FencepostError, InvalidSettings, Job, Settings
 from fencepost.errors import SchemaMismatch
+from tests.patience import limit
 from tests.worker.support import wait_until
 
 
@@ -258,7 +259,7 @@ holder.start()
 held.wait()
 child = os.fork()
 if not child:
-    signal.alarm(10)
+    signal.alarm({limit(10):.0f})
     app._producer.address.release()
     store.enqueue_sync('child')
     app.wait(app.close())

@@ -17,7 +17,7 @@ import pytest
 from fencepost import Fencepost, Settings
 from fencepost.worker.stop_signals import stopping
 
-from ..worker.support import wait_until
+from ..worker.support import wait_until, within
 
 SCRIPT = """
 import asyncio, os, signal, sys, threading, time
@@ -171,7 +171,7 @@ async def test_signals_do_afterwards_what_they_did_before(database_url: str, set
     working[0].cancel()
     await asyncio.wait(working[:1])
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(working[1], 10)
+    await within(10, working[1])
     assert {number: signal.getsignal(number) for number in before} == before
     await app.close()
 
