@@ -12,7 +12,7 @@ import pytest
 from fencepost import Context, Fencepost, Snooze, Status, UniqueBy
 from fencepost.domain.ids import first_id_at
 from fencepost.testing import Kit
-from tests.worker.support import within
+from tests.worker.support import wait_until, within
 
 from .conftest import MakeKit
 
@@ -52,8 +52,13 @@ async def test_every_time_that_is_stored_is_the_clocks(
             assert await times(sql, f"select {name} from fencepost.{table}") == {MOMENT}, column
         seen: set[datetime] = set()
 
+        async def declared() -> bool:
+            return bool(await times(sql, "select declared_at from fencepost.job_types"))
+
         @app.job
         async def look() -> None:
+            # Its worker does that beside its jobs, and leaves it when they are done.
+            await wait_until(declared, 5)
             seen.update(await times(sql, "select started_at from fencepost.leases"))
             seen.update(await times(sql, "select heartbeat_at from fencepost.workers"))
 
