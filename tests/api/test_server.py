@@ -245,6 +245,8 @@ async def test_a_trickled_head_is_cut(services: Services, start: bytes) -> None:
         trickling.cancel()
         assert (status, headers["x-error-code"], headers["connection"]) == (408, "timeout", "close")
         await wire.closed()
+        await asyncio.wait([trickling])
+        assert trickling.cancelled() or trickling.exception() is None
 
 
 async def test_a_trickled_body_is_cut_where_it_is_read(services: Services, jobs: Jobs) -> None:

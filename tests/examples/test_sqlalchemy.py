@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from functools import partial
 
 import asyncpg
 import pytest
@@ -69,7 +70,7 @@ async def test_money_moves_once_however_often_workers_are_killed(database_url: s
         finished = await count(database_url, "fencepost.finished")
         with paying() as program:
             # Few, since many more may have been made until this is seen: some have to be left for the last.
-            await wait_until(lambda: ended(more_than=finished + 20), 20, "the next payments")  # noqa: B023
+            await wait_until(partial(ended, more_than=finished + 20), 20, "the next payments")
             program.process.send_signal(signal.SIGKILL)
     assert 0 < await count(database_url, "fencepost.finished where status = 'completed'") < 800
     with paying():

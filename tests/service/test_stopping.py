@@ -44,23 +44,6 @@ def stay():
 @app.job
 async def work():
     await asyncio.to_thread(stay)
-"""
-
-
-FAILS_BESIDE_A_THREAD = """
-import asyncio, time
-from pathlib import Path
-from fencepost import Fencepost
-
-app = Fencepost()
-
-def stay():
-    Path(__file__).with_name("staying").touch()
-    time.sleep(600)
-
-@app.job
-async def stuck():
-    await asyncio.to_thread(stay)
 
 @app.job
 async def cancels_all():
@@ -134,10 +117,10 @@ def test_a_slow_client_takes_none_of_the_time_in_which_jobs_are_given_back(datab
 
 
 def test_a_worker_that_fails_ends_its_process_though_a_thread_goes_on(database_url: str, tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text(FAILS_BESIDE_A_THREAD)
+    (tmp_path / "fails.py").write_text(LEAVES_A_THREAD)
     environment = {"DATABASE_URL": database_url, "PYTHONPATH": str(tmp_path)}
     with Service("fails:app", SHUTDOWN_TIMEOUT="100ms", **environment) as service:
-        service.post({"type": "stuck"})
+        service.post({"type": "work"})
         wait_until((tmp_path / "staying").exists, 20, "the thread to be there")
         # Not by a request, which would be among what is cancelled if its job begins before it is answered.
         with psycopg.connect(database_url) as connection:

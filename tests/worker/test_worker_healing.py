@@ -21,7 +21,6 @@ from fencepost.errors import DatabaseUnavailable
 from fencepost.telemetry.pulses import troubles
 from fencepost.worker import maintenance, pruner, settler, vitals
 from fencepost.worker.worker import Worker
-from tests.patience import limit
 
 from .process_jobs import TYPES
 from .proxy import Proxy
@@ -403,7 +402,7 @@ async def test_handlers_of_every_kind_stop_when_the_lease_can_not_be_renewed(
     # The last renewal was before the cut, so nothing may run longer than a lease after that, but for a moment.
     ran_on = {name: round(at - cut_at, 3) for name, at in stopped.items()}
     print(f"stopped after {ran_on}, of a lease of {lease} s")
-    assert max(ran_on.values()) < lease + limit(0.75)
+    assert max(ran_on.values()) < lease + 0.75
     proxy.restore()
     # What is stale is not applied; the worker claims what came back, beside the one that won't stop.
     jobs = await bench.finished(*ids, seconds=20)

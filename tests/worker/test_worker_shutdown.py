@@ -326,7 +326,7 @@ async def test_a_drain_ends_in_time_while_the_database_is_down(
     assert left == 0
     # 0.3 for the jobs, 0.2 each for a claim under way, for grace and for the farewell, 0.5 for outcomes; then
     # statements that hang are cancelled, and the pool gives up on what it still has after 5.
-    assert took < limit(2.5 if how == "refused" else 9)
+    assert took < (2.5 if how == "refused" else 9)
     assert await bench.statuses(ids) == {"processing": 3}, "left to their leases"
 
 
